@@ -27,7 +27,8 @@ ARGS=( --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attentio
   --untie-embeddings-and-output-weights --vocab-size 128256 --seq-length 8192
   --max-position-embeddings 8192 --tensor-model-parallel-size 4 --sequence-parallel --bf16 --use-distributed-optimizer
   --micro-batch-size 1 --global-batch-size 128 --train-iters 1000 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer )
-srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}"
+srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint gpu01:29500 \\
+  pretrain_gpt.py "${ARGS[@]}"
 """
 ONE_LAYOUT = """\
 layout: {tensor: 1, zero_stage: 1, context: 1, micro_batch_size: 1, recompute: none, offload_optimizer: 0}

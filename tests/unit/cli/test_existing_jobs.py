@@ -88,7 +88,8 @@ SCRIPT = """\
 MICRO=${1:-1}
 ARGS=( %s --micro-batch-size $MICRO )
 touch never
-srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}" %s
+srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint gpu01:29500 \\
+  pretrain_gpt.py "${ARGS[@]}" %s
 """
 
 

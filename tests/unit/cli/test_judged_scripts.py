@@ -236,6 +236,19 @@ def test_idle_nodes_are_a_warning(llmlaunch: CommandLine, launched: list[LaunchP
     assert "launch cannot work" not in shown.stdout
 
 
+def test_a_recipe_is_made_of_a_script_whose_launch_cannot_work(llmlaunch: CommandLine) -> None:
+    Path("zero.json").write_text(json.dumps(STAGE_3))
+    lines = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:4\n"
+    launcher = "torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint n1:29500"
+    name = script(f"{lines}srun {launcher} {SFT} --deepspeed zero.json\n")
+    shown = llmlaunch("check", name, *CLUSTER, code=2)
+    assert shown.stdout.startswith("launch cannot work: job.sh:5: 8 ranks start on each node")
+    assert "sft: safe" in shown.stdout
+    told = llmlaunch("init", "--from", name, *CLUSTER, "-o", "made.yaml").stderr
+    assert "differs: job.sh:5: 8 ranks start on each node" in told
+    llmlaunch("check", "made.yaml")
+
+
 # --- settings, alike everywhere
 
 OPEN = "#!/bin/bash\nLAYERS=${1:-$DEPTH}\ntorchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py --num-layers $LAYERS "

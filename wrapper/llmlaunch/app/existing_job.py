@@ -22,7 +22,14 @@ from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.argument import ALLOCATOR_NAMES, ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS, WHOLE_SEGMENTS
 from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.imports.command import read_command
-from llmlaunch.imports.recipe_file import RecipeSource, dumped, read_with_settings, undecided_keys, with_cluster
+from llmlaunch.imports.recipe_file import (
+    RecipeSource,
+    dumped,
+    read_with_settings,
+    undecided_keys,
+    with_cluster,
+    without_devices,
+)
 from llmlaunch.imports.script_words import ScriptWords
 from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.recipe.command_line_paths import from_working_directory
@@ -53,9 +60,6 @@ __all__ = [
 
 MEGATRON_TRAINER = "pretrain_gpt.py"
 EXPORT = f"{ALLOCATOR_SETTINGS}={EXPANDABLE_SEGMENTS}"
-# Options of sbatch that say where ranks start, which memory does not depend on: what is wrong with them is a launch
-# problem, and no recipe is refused for it.
-OF_LAUNCH = re.compile(r"gres|tres-per-task|gpus(-per-\w+)?|n?tasks.*|ntasks.*|nodes|cpus-per-\w+")
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,7 @@ def _judged_recipe(
     """
     keys = (*source.keys, *overrides)
     document, notes = with_cluster(source, cluster)
-    document |= {"slurm": {k: v for k, v in document.get("slurm", {}).items() if not OF_LAUNCH.fullmatch(k)}}
+    document = without_devices(document)
     given = {word.partition("=")[0] for word in keys}
     stand_ins = {key: each for key, each in source.reading.stand_ins.items() if key not in given}
     if "nodes" not in document.keys() | given:
@@ -275,7 +279,8 @@ def _with_value(document: dict[str, Any], path: Sequence[str], value: Any) -> di
 def _lacking(source: RecipeSource, asked: Sequence[str], error: UserError) -> UserError:
     """Return the error for a job that does not say what its memory depends on, in the words of its script."""
     keys = {sentence.partition(":")[0] for sentence in asked}
-    needed = {key for key in keys if f" {key}: is missing" in str(error)}
+    lacks = set(re.findall(r" ([\w.]+): is missing", str(error)))
+    needed = {key for key in keys if {key, key.partition(".")[0]} & lacks}
     needed |= {each.key for each in source.reading.undecided} & keys
     if not needed:
         return error

@@ -40,10 +40,13 @@ __all__ = [
     "recipe_text",
     "undecided_keys",
     "with_cluster",
+    "without_devices",
 ]
 
 FILES = (".json", ".yaml", ".yml")
 MOST_COMMENTS = 40
+# Options of sbatch that ask for devices, which memory does not depend on: what is wrong with them is a launch problem.
+OF_DEVICES = re.compile(r"gres|tres-per-task|gpus(-per-\w+)?")
 OWN_VARIABLES = ("HOME", "USER")  # of the person's environment, which the job has, too
 SETTING = re.compile(r"[A-Za-z_]\w*|[0-9]{1,3}|[a-z]\w*(\.[\w-]+)+")
 
@@ -195,6 +198,8 @@ def recipe_text(
     """
     keys = (*source.keys, *keys)
     document, notes = with_cluster(source, cluster)
+    if source.command is not None and any(problem.fatal for problem in source.command.launch_problems):
+        document = without_devices(document)
     undecided = undecided_keys(source, keys)
     try:
         if undecided:
@@ -213,6 +218,12 @@ def recipe_text(
             f"{option}{lacking[0].partition(':')[0]}=VALUE. As a recipe it says: {error}"
         ) from None
     return "".join(f"# {line}\n" for line in _comments(source)) + dumped(changed.value), notes
+
+
+def without_devices(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe without what it asks SLURM for in devices, which llmlaunch asks for by itself."""
+    options = {name: value for name, value in document.get("slurm", {}).items() if not OF_DEVICES.fullmatch(name)}
+    return {**document, "slurm": options} if "slurm" in document else document
 
 
 def undecided_keys(source: RecipeSource, keys: Sequence[str]) -> tuple[Undecided, ...]:
