@@ -1,8 +1,9 @@
 """What slurm/cli_filter.lua adds to an sbatch: the same script with and without the filter, in turn, on a real cluster
 on this machine.
 
-A script that starts no training: bar at most 1.0 s more. Scripts that it has to ask about: one that starts another
-program, and a training. All jobs wait on hold.
+A script that starts no training: bar at most 1.0 s more on a quiet machine. Scripts that it has to ask about: one that
+starts another script, and a training. The yardstick of each pair is a Python that imports numpy, click and yaml. All jobs
+wait on hold.
 
     python benchmarks/cli_filter.py [PAIRS]
 """
@@ -61,17 +62,24 @@ def with_filter(cluster: Cluster, folder: Path) -> Path:
 
 
 def compare(name: str, job: Path, cluster: Cluster, filtered: Path, pairs: int) -> None:
-    """Print the seconds that the filter adds, the medians of pairs, the first of which is not counted."""
-    without, added = [], []
+    """Print what the filter adds, in seconds and in yardsticks: medians of pairs, the first of which is not counted."""
+    without, added, ratios = [], [], []
     for _ in range(pairs + 1):
         bare = seconds(job, cluster, cluster.conf)
         without.append(bare)
         added.append(seconds(job, cluster, filtered) - bare)
-    bare, more = statistics.median(without[1:]), statistics.median(added[1:])
+        ratios.append(added[-1] / yardstick())
+    bare, more, ratio = (statistics.median(values[1:]) for values in (without, added, ratios))
     print(
         f"{name}: sbatch {bare:.3f} s; the filter adds {more:.3f} s ({min(added[1:]):.3f} to {max(added[1:]):.3f}), "
-        f"{more / bare:.1f} times an sbatch"
+        f"{ratio:.2f} yardsticks ({min(ratios[1:]):.2f} to {max(ratios[1:]):.2f})"
     )
+
+
+def yardstick() -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import numpy, click, yaml"], check=True)
+    return time.perf_counter() - start
 
 
 def seconds(job: Path, cluster: Cluster, conf: Path) -> float:
