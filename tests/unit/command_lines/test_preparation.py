@@ -36,6 +36,10 @@ def prepared(folder: Path, before: str, training: str = TRAINING, after: str = "
         ("ml -q gcc", "ml -q gcc"),
         ("spack load nccl@2.21", "spack load nccl@2.21"),
         ("ulimit -n 65536", "ulimit -n 65536"),
+        ("unset LD_PRELOAD", "unset LD_PRELOAD"),
+        ("source ./site.env fast", "source HERE/site.env fast"),
+        (". /opt/intel/setvars.sh", "source /opt/intel/setvars.sh"),
+        ("source ~/.bashrc", "source /home/me/.bashrc"),
         ("mkdir -p logs /x/y", "mkdir -p HERE/logs /x/y"),
         ("export PATH=/x/bin:$PATH", 'export PATH="/x/bin:${PATH}"'),
         ('export PYTHONPATH="$PWD/src:.:$PYTHONPATH"', 'export PYTHONPATH="HERE/src:HERE:${PYTHONPATH}"'),
@@ -47,6 +51,22 @@ def test_what_prepares_a_training_is_a_setup_line(line: str, setup: str, folder:
     command = prepared(folder, line)
     assert command.setup == (setup.replace("HERE", str(folder)),)
     assert command.left_out == ()
+
+
+def test_a_file_that_is_read_leaves_its_variables_and_no_line(folder: Path) -> None:
+    (folder / "site.env").write_text("export SITE=ours\nmodule load cuda\n")
+    command = prepared(folder, "source site.env")
+    assert (command.setup, command.environment["SITE"]) == (("module load cuda",), "ours")
+
+
+@pytest.mark.parametrize("path", ["venv/bin/activate", "miniconda3/etc/profile.d/conda.sh", ".bashrc"])
+def test_a_file_that_prepares_a_shell_is_run_by_the_job_and_not_read(path: str, folder: Path) -> None:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text("export OF_THIS_MACHINE=1\nconda() { touch canary; }\n")
+    command = prepared(folder, f"source {folder / path}\nconda activate llm")
+    hook = () if "activate" not in path else ('eval "$(conda shell.bash hook)"',)
+    assert command.setup == (f"source {folder / path}", *hook, "conda activate llm")
+    assert "OF_THIS_MACHINE" not in command.environment
 
 
 @pytest.mark.parametrize("program", ["conda", "mamba", "micromamba"])
@@ -63,10 +83,13 @@ def test_an_environment_manager_is_made_known_to_the_batch_shell_first(program: 
         ("conda activate /envs/llm", "/envs/llm/bin/python"),
         ("conda activate /envs/llm\nconda activate other", None),
         ("conda activate llm", None),
+        ("source /venv/bin/activate", "/venv/bin/python"),
+        ("source venv/bin/activate", "HERE/venv/bin/python"),
+        ("source $ENVS/venv/bin/activate", None),
     ],
 )
 def test_an_environment_named_by_its_path_names_the_interpreter(lines: str, python: str | None, folder: Path) -> None:
-    assert prepared(folder, lines).python == python
+    assert prepared(folder, lines).python == (python and python.replace("HERE", str(folder)))
 
 
 @pytest.mark.parametrize("launcher", ["/opt/llm/bin/python -m torch.distributed.run", "/opt/llm/bin/torchrun"])

@@ -39,6 +39,11 @@ class Shell(Protocol):
     def start(self, fields: Sequence[str], line: int) -> None: ...
 
 
+# files that prepare a shell and start nothing: what they set depends on the machine
+PREPARES = re.compile(
+    r"(?:/bin/activate|(?:conda|mamba|setvars|modules?|lmod)\.sh|/\.(?:bashrc|(?:bash_)?profile|bash_login)|/init/bash)$"
+    r"|^/etc/"
+)
 Builtin = Callable[[Shell, list[str], int], bool | None]
 
 
@@ -67,9 +72,11 @@ def _popd(shell: Shell, arguments: list[str], line: int) -> bool | None:
 
 def _source(shell: Shell, arguments: list[str], line: int) -> bool | None:
     state = shell.state
-    text = state.text_of(arguments[0]) if arguments else None
+    prepares = bool(arguments) and PREPARES.search(arguments[0]) is not None
+    text = state.text_of(arguments[0]) if arguments and not prepares else None
     if text is None:
-        state.note(line, f"{shown(' '.join(arguments[:1]))} is not here and was not read")
+        if not prepares:
+            state.note(line, f"{shown(' '.join(arguments[:1]))} is not here and was not read")
         shell.start(["source", *arguments], line)
         return None
     before = state.script, state.path, state.arguments, state.has_arguments, state.is_sourced
@@ -126,8 +133,15 @@ def _unset(shell: Shell, arguments: list[str], line: int) -> bool | None:
         elif bracket and isinstance(array, Array):
             array.pop(shell.words.index(name, (tree.LiteralText(index.removesuffix("]")),)), None)
         else:
+            if name.isidentifier() and name not in state.variables:
+                shell.start(["unset", name], line)  # what the job inherits
             state.remove(name)
             state.unexport(name)
+    return True
+
+
+def _trap(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    shell.start(["trap", *arguments], line)  # nothing of it is run here
     return True
 
 
@@ -248,9 +262,9 @@ def _succeeds(shell: Shell, arguments: list[str], line: int) -> bool | None:
 
 BUILTINS: dict[str, Builtin] = {
     "cd": _cd, "pushd": _pushd, "popd": _popd, "source": _source, ".": _source, "eval": _eval, "set": _set,
-    "shift": _shift, "unset": _unset, "let": _let, "read": _read_variables, "mapfile": _mapfile,
+    "shift": _shift, "unset": _unset, "let": _let, "trap": _trap, "read": _read_variables, "mapfile": _mapfile,
     "readarray": _mapfile, "getopts": _getopts, "test": _test, "[": _test, "tee": _tee, "printf": _printf_into,
     "false": lambda shell, arguments, line: False, "exit": _exit, "return": _return, "break": _leaves_loop("break"),
     "continue": _leaves_loop("continue"),
-    **dict.fromkeys((":", "true", "wait", "trap", "shopt", "alias", "unalias", "disown", "jobs"), _succeeds),
+    **dict.fromkeys((":", "true", "wait", "shopt", "alias", "unalias", "disown", "jobs"), _succeeds),
 }  # fmt: skip
