@@ -8,26 +8,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 from llmlaunch.command_lines.command import TrainerCommand, Unset, is_optional, is_unset
-from llmlaunch.command_lines.launch_problems import Start, launch_problems
-from llmlaunch.command_lines.prefixes import Prefix, launcher_table, pyxis_container, without_prefixes
+from llmlaunch.command_lines.launch_problems import ScriptLaunch, launch_problems
+from llmlaunch.command_lines.launchers import (
+    accelerate_defaults,
+    launched_devices,
+    launched_nodes,
+    launcher_options,
+    launchers,
+    text_of,
+    visible_devices,
+)
+from llmlaunch.command_lines.prefixes import Prefix, pyxis_container, without_prefixes
 from llmlaunch.command_lines.preparation import prepared
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count, sbatch_words, task_count
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
-from llmlaunch.command_lines.shell_state import file_text
 from llmlaunch.command_lines.trainers import is_tool, trainer_of, trains_by_name
-from llmlaunch.documents.yaml_strict import parse_document
-from llmlaunch.errors import UserError
-from llmlaunch.frozen import frozen
 
 __all__ = ["on_devices", "trainer_command", "trainer_commands"]
 
 DEEPEST = 4
 PYTHON = re.compile(r"python[\d.]*|\$\{\w*PYTHON\w*\}", re.IGNORECASE)
-VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 # what srun sets for each task, and a shell of the task therefore knows (srun(1), OUTPUT ENVIRONMENT VARIABLES)
 OF_A_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 _SET_IN_A_TASK = re.compile(r"\$\{(SLURM_(?:LAUNCH_NODE_IPADDR|NODEID|PROCID|LOCALID)):?-[^}]*\}")
@@ -37,28 +40,6 @@ _TRAINING = re.compile(
     r"learning[-_]rate|per_device_train_batch_size|num_train_epochs|max_steps|do_train|model_name_or_path|"
     r"tensor[-_]model[-_]parallel[-_]size)(=|$)"
 )
-
-
-@frozen
-class _Launcher:
-    """A launcher of ranks, or Python without one.
-
-    `commands` and `modules` are the first words of its command lines, the latter after `python -m`. `flags` are its
-    options without a value, `short` maps options of one letter to long ones. `nodes`, `devices_per_node` and `devices`
-    are the options with these numbers. `node_range`: the number of nodes may be a range. `names_hosts`: other options
-    name hosts. `single`: it starts one rank where no option says how many, otherwise one for each device.
-    """
-
-    commands: Sequence[Sequence[str]] = ()
-    modules: Sequence[Sequence[str]] = ()
-    flags: Sequence[str] = ()
-    short: Mapping[str, str] = field(default_factory=dict)
-    nodes: Sequence[str] = ()
-    devices_per_node: Sequence[str] = ()
-    devices: Sequence[str] = ()
-    node_range: bool = False
-    names_hosts: bool = False
-    single: bool = False
 
 
 @dataclass
@@ -79,12 +60,7 @@ class _Training:
     """A training, and how a script starts it."""
 
     command: TrainerCommand
-    start: Start
-
-
-@cache
-def _launchers() -> dict[str, _Launcher]:
-    return {name: _Launcher(**row) for name, row in launcher_table()["launchers"].items()}
+    start: ScriptLaunch
 
 
 def trainer_commands(script: Script) -> tuple[TrainerCommand, ...]:
@@ -177,7 +153,7 @@ def _with_prefix(training: _Training, prefix: Prefix, command: ShellCommand) -> 
     return _Training(outer, replace(start, launcher=outer.launcher, ranks_per_node=outer.devices_per_node))
 
 
-def _by_srun(inside: TrainerCommand, start: Start) -> TrainerCommand:
+def _by_srun(inside: TrainerCommand, start: ScriptLaunch) -> TrainerCommand:
     """Return a training as srun starts it: with its nodes, and its tasks where nothing else starts ranks."""
     step = {**start.slurm, **start.srun}
     if inside.launcher in ("python", "srun"):
@@ -200,7 +176,7 @@ def _task_text(command: ShellCommand) -> str:
     words = command.words[1:]
     if words and re.fullmatch(r"-[a-z]*c", words[0]):
         return words[1] if words[1:] else ""
-    return next((text for word in command.words[:2] if (text := _text_of(command, word)) is not None), "")
+    return next((text for word in command.words[:2] if (text := text_of(command, word)) is not None), "")
 
 
 def _inner_script(command: ShellCommand, prefix: Prefix) -> Script | None:
@@ -213,7 +189,7 @@ def _inner_script(command: ShellCommand, prefix: Prefix) -> Script | None:
         options, rest = sbatch_words(rest)
         if "wrap" in options:
             return read_script(str(options["wrap"]), place, command.folder, (), environment)
-        text = _text_of(command, rest[0]) if rest else None
+        text = text_of(command, rest[0]) if rest else None
         if text is None:
             return None
         script = read_script(text, Path(rest[0]).name, command.folder, rest[1:], environment)
@@ -232,7 +208,7 @@ def _inner_script(command: ShellCommand, prefix: Prefix) -> Script | None:
         return None
     else:
         rest = list(command.words)
-    text = _text_of(command, rest[0]) if rest else None
+    text = text_of(command, rest[0]) if rest else None
     if text is None:
         return None
     name = Path(rest[0]).name
@@ -278,14 +254,14 @@ def _without_wrapper(launch: _Launch) -> _Launch:
 def _known(words: list[str]) -> _Launch | None:
     """Return the launcher of a command that begins with one, with Python, or with a training script."""
     program = Path(words[0]).name
-    for name, launcher in _launchers().items():
+    for name, launcher in launchers().items():
         for beginning in launcher.commands:
             if [program, *words[1 : len(beginning)]] == beginning:
                 return _launched(name, words[len(beginning) :], words[0])
     if PYTHON.fullmatch(program):
         launch = _launched("python", words[1:], words[0])
         started = [launch.trainer, *launch.arguments]
-        for name, launcher in _launchers().items():
+        for name, launcher in launchers().items():
             for beginning in launcher.modules if "m" in launch.options else ():
                 if started[: len(beginning)] == beginning:
                     return _launched(name, started[len(beginning) :], words[0])
@@ -298,13 +274,13 @@ def _known(words: list[str]) -> _Launch | None:
 
 def _trains(launch: _Launch) -> bool:
     """Return whether it is a training: not one of the tools and conversions that Python runs, too."""
-    if launch.launcher != "python" and launch.launcher in _launchers() and launch.trainer.endswith(".py"):
+    if launch.launcher != "python" and launch.launcher in launchers() and launch.trainer.endswith(".py"):
         return True
     return any(map(_TRAINING.match, launch.arguments)) or trains_by_name(launch.trainer, launch.arguments)
 
 
 def _launched(launcher: str, words: Sequence[str], program: str) -> _Launch:
-    options, rest, partly = _options(launcher, words)
+    options, rest, partly = launcher_options(launcher, words)
     if "no_python" in options and rest:
         inner = _launch(rest)
         if inner is not None:
@@ -312,39 +288,10 @@ def _launched(launcher: str, words: Sequence[str], program: str) -> _Launch:
     return _Launch(launcher, rest[0] if rest else "", tuple(rest[1:]), options, program, partly)
 
 
-def _options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool], list[str], bool]:
-    """Return a launcher's options, the words from the program on that it launches, and whether there may be others."""
-    options: dict[str, str | bool] = {}
-    rest, partly = list(words), False
-    while rest and ((rest[0].startswith("-") and len(rest[0]) > 1) or (is_optional(rest[0]) and len(rest) > 1)):
-        word = rest.pop(0)
-        if word == "--":
-            break
-        if not word.startswith("-"):
-            partly = True
-            continue
-        name, equals, value = word.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        name = _launchers()[launcher].short.get(name, name)
-        if launcher == "python" and not word.startswith("--") and not equals:
-            options.update(dict.fromkeys(name, True) if name[:1] not in ("W", "X") else {})
-            if name in ("W", "X", "c"):
-                del rest[:1]
-            if "m" in options:
-                break
-        elif equals:
-            options[name] = value
-        elif name in _launchers()[launcher].flags or not rest:
-            options[name] = True
-        else:
-            options[name] = rest.pop(0)
-    return options, rest, partly
-
-
 def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Prefix) -> _Training:
-    source = _text_of(command, launch.trainer)
+    source = text_of(command, launch.trainer)
     row = trainer_of(launch.trainer, launch.arguments, lambda: source or "")
-    launcher = _launchers()[launch.launcher]
+    launcher = launchers()[launch.launcher]
     options, single, partly = dict(launch.options), launcher.single, launch.partly
     if Path(launch.program).name == launch.trainer:  # a command that starts torchrun itself
         options, single = (
@@ -358,16 +305,16 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
         )
     defaults: dict[str, str | bool] = {}
     if launch.launcher == "accelerate":
-        known = _accelerate_defaults(command, options)
+        known = accelerate_defaults(command, options)
         defaults, partly = known or {}, partly or known is None
-    nodes, stated = _nodes(launch.launcher, defaults | options, command, partly)
+    nodes, stated = launched_nodes(launch.launcher, defaults | options, command, partly)
     count = nodes[1] if nodes else None if stated else node_count(slurm)
     count = count or node_count(slurm)
-    devices, ranks = _devices(launch.launcher, defaults | options, command, count)
+    devices, ranks = launched_devices(launch.launcher, defaults | options, command, count)
     if devices is None and single and not partly and not any(name in options for name in launcher.devices_per_node):
         devices = 1
     if devices is None and ranks is None and (launch.launcher != "python" or not prefix.has_srun):
-        devices = _visible(command) or device_count(slurm)
+        devices = visible_devices(command) or device_count(slurm)
     place = f"{command.script}:{command.line}"
     exported = {name: value for name, value in command.environment.items() if " --" not in value}
     training = TrainerCommand(
@@ -386,10 +333,12 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
         family=row.name,
         ranks=ranks,
     )
-    start = Start(
+    start = ScriptLaunch(
         launcher=launch.launcher,
         training=(launch.trainer, *launch.arguments),
         family=row.name,
+        nodes_option=launcher.nodes[0] if launcher.nodes else "",
+        by_hosts=launcher.names_hosts,
         line=command.line,
         nodes=nodes,
         options=defaults | options,
@@ -398,95 +347,6 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
         slurm=slurm,
     )
     return _Training(training, start)
-
-
-def _of_environment(command: ShellCommand, names: Sequence[str], before: str) -> dict[str, str | bool]:
-    """Return options of torchrun that variables of the environment say."""
-    return {
-        name.removeprefix(before).lower(): command.environment[name] for name in names if name in command.environment
-    }
-
-
-def _nodes(
-    name: str, options: Mapping[str, str | bool], command: ShellCommand, partly: bool
-) -> tuple[tuple[int, int] | None, bool]:
-    """Return the fewest and the most nodes that a launcher waits for, None where that is not known, and whether an
-    option says it. Without one a launcher stays on its own node."""
-    launcher = _launchers()[name]
-    if options.get("standalone"):
-        return (1, 1), True
-    text = next((str(options[each]) for each in launcher.nodes if each in options), None)
-    if text is not None:
-        fewest, colon, most = text.partition(":") if launcher.node_range else (text, "", "")
-        numbers = _number(fewest), _number(most if colon else fewest)
-        return (None if None in numbers else numbers), True  # type: ignore[return-value]
-    if launcher.names_hosts and {"include", "hostfile"} & set(options):
-        hosts = _hosts(command, options)[0]
-        return ((hosts, hosts) if hosts else None), True
-    return (None, False) if partly or name == "python" else ((1, 1), False)
-
-
-def _devices(
-    name: str, options: Mapping[str, str | bool], command: ShellCommand, nodes: int | None
-) -> tuple[int | None, int | None]:
-    """Return the devices of a node that a launcher's options say; and how many ranks there are in all, where only that
-    is known."""
-    launcher = _launchers()[name]
-    total = next((_number(options[each]) for each in launcher.devices if each in options), None)
-    if total is not None:
-        return (max(total // nodes, 1), None) if nodes else (None, total)
-    number = next((_number(options[each]) for each in launcher.devices_per_node if each in options), None)
-    return (number or _hosts(command, options)[1] if launcher.names_hosts else number), None
-
-
-def _hosts(command: ShellCommand, options: Mapping[str, str | bool]) -> tuple[int | None, int | None]:
-    """Return nodes and devices of each that DeepSpeed's `--include` or its file of hosts names."""
-    include = str(options.get("include", ""))
-    hosts = {host: slots for host, _, slots in (part.partition(":") for part in include.split("@")) if host}
-    if hosts:
-        slots = {len(slots.split(",")) for slots in hosts.values() if slots}
-        return len(hosts), slots.pop() if len(slots) == 1 else None
-    path = options.get("hostfile")
-    text = _text_of(command, path) or "" if isinstance(path, str) else ""
-    counts = [int(count) for count in re.findall(r"^[^#\s]\S*\s+slots=(\d{1,6})", text, re.MULTILINE)]
-    return len(counts) or None, counts[0] if len(set(counts)) == 1 else None
-
-
-def _visible(command: ShellCommand) -> int | None:
-    """Return how many devices the environment leaves visible, None where it does not say."""
-    texts = (command.environment.get(name, "") for name in VISIBLE)
-    return next((text.count(",") + 1 for text in texts if text and not is_unset(text)), None)
-
-
-def _accelerate_defaults(command: ShellCommand, options: Mapping[str, str | bool]) -> dict[str, str | bool] | None:
-    """Return what accelerate's file of defaults says about machines; None where it is not here."""
-    path = options.get("config_file")
-    if path is None:
-        return {}
-    text = _text_of(command, path) if isinstance(path, str) else None
-    try:
-        document = {} if text is None else parse_document(text, str(path)).value
-    except UserError:
-        document = {}  # the reader of the options says so
-    names = ("num_machines", "num_processes", "machine_rank", "main_process_ip", "rdzv_backend")
-    values: dict[str, str | bool] = {name: str(document[name]) for name in names if document.get(name) is not None}
-    if str(document.get("distributed_type", "")).upper() == "DEEPSPEED":
-        values["use_deepspeed"] = True
-        launcher = (document.get("deepspeed_config") or {}).get("deepspeed_multinode_launcher")
-        values |= {"deepspeed_multinode_launcher": str(launcher)} if launcher else {}
-    return values if document else None
-
-
-def _text_of(command: ShellCommand, path: str) -> str | None:
-    """Return the text of a file, as the script wrote it or as it is there."""
-    place = command.folder / path
-    written = command.files.get(path) or command.files.get(str(place))
-    return written or file_text(place, command.budget) or file_text(Path.cwd() / path, command.budget)
-
-
-def _number(value: object) -> int | None:
-    text = str(value)
-    return int(text) or None if re.fullmatch(r"\d{1,9}", text, re.ASCII) else None
 
 
 def _complete(command: TrainerCommand, lines: Mapping[str, Unset]) -> TrainerCommand:
@@ -506,3 +366,10 @@ def _complete(command: TrainerCommand, lines: Mapping[str, Unset]) -> TrainerCom
     words += stated if command.nodes is None else []
     names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(words)))
     return replace(command, unset=tuple(lines.get(name, Unset(name, 0)) for name in names))
+
+
+def _of_environment(command: ShellCommand, names: Sequence[str], before: str) -> dict[str, str | bool]:
+    """Return options of torchrun that variables of the environment say."""
+    return {
+        name.removeprefix(before).lower(): command.environment[name] for name in names if name in command.environment
+    }

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from llmlaunch.command_lines.command import LaunchProblem, is_unset
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count
 
-__all__ = ["Start", "launch_problems"]
+__all__ = ["ScriptLaunch", "launch_problems"]
 
-LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[?::1\]?)?(:\d*)?", re.IGNORECASE)
 OF_SUBMISSION = re.compile(r"\$\{SLURM_SUBMIT_HOST\}")
 # a shell of each task names its own host as the one where all meet
@@ -28,18 +27,21 @@ DECIDES = re.compile(r"\b(if|case|cat|scontrol|srun)\b|&&|\|\|")
 
 
 @dataclass(frozen=True)
-class Start:
+class ScriptLaunch:
     """How one command of a script starts a training.
 
     `nodes` are the fewest and the most that its launcher waits for, `ranks_per_node` is how many ranks it starts on
     each; None where that is not known. `options` are the launcher's, `partly`: some of them are not known. `elsewhere`:
     ssh, pdsh or MPI starts it, on hosts of their own. `text` is that of a shell that srun starts for each task.
-    `training` is what it runs.
+    `training` is what it runs. `nodes_option` is that of its launcher, empty where srun or
+    MPI starts each rank; `by_hosts`: it reaches the nodes that a file of hosts names.
     """
 
     launcher: str
     training: tuple[str, ...]
     family: str = ""
+    nodes_option: str = ""
+    by_hosts: bool = False
     line: int = 0
     nodes: tuple[int, int] | None = None
     ranks_per_node: int | None = None
@@ -117,10 +119,10 @@ class Start:
         return f"--{name}={self.step.get(name)}"
 
 
-Rule = Callable[[Start, int], "LaunchProblem | None"]
+Rule = Callable[[ScriptLaunch, int], "LaunchProblem | None"]
 
 
-def launch_problems(starts: Sequence[Start]) -> list[tuple[LaunchProblem, ...]]:
+def launch_problems(starts: Sequence[ScriptLaunch]) -> list[tuple[LaunchProblem, ...]]:
     """Return the problems of each start, those first with which it cannot train."""
     same = [sum(other.training == start.training for other in starts) for start in starts]
     problems = []
@@ -131,7 +133,7 @@ def launch_problems(starts: Sequence[Start]) -> list[tuple[LaunchProblem, ...]]:
     return problems
 
 
-def _one_gpu_a_task(start: Start, count: int) -> LaunchProblem | None:
+def _one_gpu_a_task(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """A task sees only the GPUs that srun binds to it (srun(1), --gpus-per-task and --tres-bind); torchrun's rank 1
     then asks for a second one ("invalid device ordinal"). Ranks that srun starts itself take the one of their
     LOCAL_RANK (Megatron's initialize.py and accelerate's state.py: torch.cuda.set_device(local_rank))."""
@@ -139,7 +141,7 @@ def _one_gpu_a_task(start: Start, count: int) -> LaunchProblem | None:
     if seen is None or ranks is None:
         return None
     words = start.says("gpu-bind", "tres-bind", "gpus-per-task", "ntasks-per-gpu")
-    if start.launcher in LAUNCHERS and ranks > seen:
+    if start.nodes_option and ranks > seen:
         problem = (
             f"{words} shows {seen} GPU{'s' * (seen > 1)} to each task, and {start.launcher} starts {ranks} ranks in it"
         )
@@ -151,7 +153,7 @@ def _one_gpu_a_task(start: Start, count: int) -> LaunchProblem | None:
     return None
 
 
-def _more_ranks_than_gpus(start: Start, count: int) -> LaunchProblem | None:
+def _more_ranks_than_gpus(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """Ranks of a node take one GPU each, by their LOCAL_RANK; SLURM gives a job those that it asks for."""
     gpus, ranks = start.visible or start.gpus_per_node, start.ranks_per_node
     if gpus is None or ranks is None or ranks <= gpus or _one_gpu_a_task(start, count) is not None:
@@ -164,11 +166,11 @@ def _more_ranks_than_gpus(start: Start, count: int) -> LaunchProblem | None:
     )  # fmt: skip
 
 
-def _several_agents(start: Start, count: int) -> LaunchProblem | None:
+def _several_agents(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """srun starts its command once for each task; --ntasks-per-node of the job counts for srun, too (srun(1), INPUT
     ENVIRONMENT VARIABLES). torchrun's rendezvous admits --nnodes agents (elastic/rendezvous/dynamic_rendezvous.py)."""
     tasks, agents = start.tasks_per_node, start.agents
-    if not start.has_srun or start.launcher not in LAUNCHERS or not tasks or tasks < 2 or not agents:
+    if not start.has_srun or not start.nodes_option or not tasks or tasks < 2 or not agents:
         return None
     if start.nodes is None or start.ranks_per_node is None or start.ranks_per_node < 2 or agents <= start.nodes[1]:
         return None
@@ -177,27 +179,21 @@ def _several_agents(start: Start, count: int) -> LaunchProblem | None:
     return _fatal(start, f"srun starts {where}: {admitted}", "srun --ntasks-per-node=1")
 
 
-def _too_few_agents(start: Start, count: int) -> LaunchProblem | None:
+def _too_few_agents(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """A batch script runs on the first node alone (sbatch(1)); torchrun and accelerate start ranks on their own node
     and wait for the others, deepspeed starts those that its file of hosts names and refuses --num_nodes without one
     (runner.py main, "no extra nodes available via hostfile")."""
-    if (
-        start.nodes is None
-        or start.nodes[0] < 2
-        or start.elsewhere
-        or start.launcher not in LAUNCHERS
-        or not start.slurm
-    ):
+    if start.nodes is None or start.nodes[0] < 2 or start.elsewhere or not start.nodes_option or not start.slurm:
         return None
-    if start.launcher == "deepspeed" and {"hostfile", "include", "no_ssh", "H"} & set(start.options):
+    if start.by_hosts and {"hostfile", "include", "no_ssh", "H"} & set(start.options):
         return None
     if start.launcher == "accelerate" and _by_pdsh(start):
         return None
     started = start.agents if start.has_srun else 1
     if started is None or started * count >= start.nodes[0]:
         return None
-    if start.launcher == "deepspeed" and not start.has_srun:
-        problem = f"deepspeed reaches {start.nodes[0]} nodes by a file of hosts, and none is given"
+    if start.by_hosts and not start.has_srun:
+        problem = f"{start.launcher} reaches {start.nodes[0]} nodes by a file of hosts, and none is given"
         return _fatal(start, problem, "write the nodes to a file and add --hostfile FILE, or start torchrun by srun")
     what = (
         f"srun starts {start.launcher} {_times(started)}" if start.has_srun else f"{start.launcher} starts on one node"
@@ -206,7 +202,7 @@ def _too_few_agents(start: Start, count: int) -> LaunchProblem | None:
     return _fatal(start, problem, f"srun --nodes={start.nodes[0]} --ntasks-per-node=1 {start.launcher} ...")
 
 
-def _no_rendezvous(start: Start, count: int) -> LaunchProblem | None:
+def _no_rendezvous(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """torchrun meets at --master_addr (static, the default; 127.0.0.1 unless given) or at --rdzv_endpoint (c10d; its
     own host unless given). It does not read MASTER_ADDR, and c10d does not read --master_addr (run.py
     get_rdzv_endpoint, config_from_args)."""
@@ -233,7 +229,7 @@ def _no_rendezvous(start: Start, count: int) -> LaunchProblem | None:
 _HEAD = "let all nodes meet at the first one: $(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 
 
-def _same_rank(start: Start, count: int) -> LaunchProblem | None:
+def _same_rank(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """SLURM_NODEID, SLURM_PROCID and SLURM_LOCALID are those of a task inside of srun (srun(1), OUTPUT ENVIRONMENT
     VARIABLES) and 0 in the batch script. --node_rank is 0 unless given, and decides in a static rendezvous (run.py);
     accelerate's --machine_rank becomes --node_rank (utils/launch.py)."""
@@ -260,31 +256,28 @@ def _same_rank(start: Start, count: int) -> LaunchProblem | None:
     return _fatal(start, problem, "let each task expand it: srun bash -c '... $SLURM_PROCID ...', in single quotes")
 
 
-def _idle_nodes(start: Start, count: int) -> LaunchProblem | None:
+def _idle_nodes(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """A rendezvous admits --nnodes agents, one by default; the others wait for its end and exit 1
     (dynamic_rendezvous.py, RendezvousClosedError), and SLURM calls a job failed of which a task failed."""
     nodes = node_count(start.slurm)
-    if nodes is None or start.nodes is None or start.elsewhere or start.partly or start.launcher not in LAUNCHERS:
+    if nodes is None or start.nodes is None or start.elsewhere or start.partly or not start.nodes_option:
         return None
     if start.nodes[1] >= nodes or {"nodelist", "relative", "exclude"} & set(start.srun):
         return None
     agents = start.agents if start.has_srun else 1
     if agents and agents > 1 and start.nodes[1] == 1:
         problem = f"each of {agents} nodes trains by itself: {start.launcher} waits for one node"
-        return _warning(start, problem, f"{_NODES[start.launcher]} {nodes} if all are to train together")
+        return _warning(start, problem, f"--{start.nodes_option} {nodes} if all are to train together")
     problem = f"{nodes - start.nodes[1]} of {nodes} nodes stay idle"
     if agents is None or agents > start.nodes[1]:
         problem += ", and what srun starts there exits 1 at the end, so SLURM calls the job failed"
-    return _warning(start, problem, f"--nodes={start.nodes[1]}, or {_NODES[start.launcher]} {nodes}")
+    return _warning(start, problem, f"--nodes={start.nodes[1]}, or --{start.nodes_option} {nodes}")
 
 
-_NODES = {"torchrun": "--nnodes", "deepspeed": "--num_nodes", "accelerate": "--num_machines"}
-
-
-def _idle_gpus(start: Start, count: int) -> LaunchProblem | None:
+def _idle_gpus(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """A rank uses one GPU."""
     gpus, ranks = start.gpus_per_node, start.ranks_per_node
-    if gpus is None or ranks is None or ranks >= gpus or start.visible or start.launcher not in LAUNCHERS:
+    if gpus is None or ranks is None or ranks >= gpus or start.visible or not start.nodes_option:
         return None
     if start.has_srun and start.tasks_per_node != 1:
         return None
@@ -302,18 +295,18 @@ FATAL: tuple[Rule, ...] = (
 WARNINGS: tuple[Rule, ...] = (_idle_nodes, _idle_gpus)
 
 
-def _by_pdsh(start: Start) -> bool:
+def _by_pdsh(start: ScriptLaunch) -> bool:
     """Return whether accelerate starts the other machines itself, or may: with DeepSpeed, unless it is told not to
     (utils/launch.py prepare_deepspeed_cmd_env), and where its file is not known."""
     by_itself = start.options.get("deepspeed_multinode_launcher", "pdsh") != "standard"
     return start.partly or (bool(start.options.get("use_deepspeed")) and by_itself)
 
 
-def _fatal(start: Start, problem: str, fix: str) -> LaunchProblem:
+def _fatal(start: ScriptLaunch, problem: str, fix: str) -> LaunchProblem:
     return LaunchProblem(start.line, problem, fix)
 
 
-def _warning(start: Start, problem: str, fix: str) -> LaunchProblem:
+def _warning(start: ScriptLaunch, problem: str, fix: str) -> LaunchProblem:
     return LaunchProblem(start.line, problem, fix, fatal=False)
 
 
