@@ -27,9 +27,10 @@ from llmlaunch.command_lines.sbatch import Options, device_count, node_count, sb
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
 from llmlaunch.command_lines.trainers import is_tool, trainer_of, trains_by_name
 
-__all__ = ["on_devices", "trainer_command", "trainer_commands"]
+__all__ = ["assumptions", "on_devices", "trainer_command", "trainer_commands"]
 
 DEEPEST = 4
+OF_SLURM = re.compile(r"\$\{SLURM_(JOB_NUM_NODES|NNODES)\}")
 PYTHON = re.compile(r"python[\d.]*|\$\{\w*PYTHON\w*\}", re.IGNORECASE)
 # what srun sets for each task, and a shell of the task therefore knows (srun(1), OUTPUT ENVIRONMENT VARIABLES)
 OF_A_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
@@ -294,10 +295,8 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
     launcher = launchers()[launch.launcher]
     options, single, partly = dict(launch.options), launcher.single, launch.partly
     if Path(launch.program).name == launch.trainer:  # a command that starts torchrun itself
-        options, single = (
-            _of_environment(command, (*row.nodes, *row.devices, "NODE_RANK", "MASTER_ADDR"), ""),
-            row.single,
-        )
+        options = _of_environment(command, (*row.nodes, *row.devices, "NODE_RANK", "MASTER_ADDR"), "")
+        single, partly = row.single, "master_addr" not in options  # a platform may set it for each machine
     elif launch.launcher == "torchrun":
         partly = partly or not options
         options = (
@@ -307,9 +306,8 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
     if launch.launcher == "accelerate":
         known = accelerate_defaults(command, options)
         defaults, partly = known or {}, partly or known is None
-    nodes, stated = launched_nodes(launch.launcher, defaults | options, command, partly)
-    count = nodes[1] if nodes else None if stated else node_count(slurm)
-    count = count or node_count(slurm)
+    nodes = launched_nodes(launch.launcher, defaults | options, command, partly)
+    count = nodes[1] if nodes else node_count(slurm)
     devices, ranks = launched_devices(launch.launcher, defaults | options, command, count)
     if devices is None and single and not partly and not any(name in options for name in launcher.devices_per_node):
         devices = 1
@@ -358,14 +356,26 @@ def _complete(command: TrainerCommand, lines: Mapping[str, Unset]) -> TrainerCom
         for last, word in zip(("", *before), before, strict=False)
         if last.startswith("-") or last in ("", command.trainer) or not is_optional(word)
     ]
-    stated = [str(command.launcher_options.get(name, "")) for name in ("nnodes", "num_nodes", "num_machines")]
-    if command.nodes is None and command.ranks is None and not any(map(is_unset, stated)):
+    stated = _stated_nodes(command)
+    if command.nodes is None and command.ranks is None and (OF_SLURM.search(stated) or not is_unset(stated)):
         command = replace(command, nodes=1)
     if command.launcher == "python" and command.devices_per_node is None:
         command = replace(command, devices_per_node=1)
-    words += stated if command.nodes is None else []
+    words += [stated] if command.nodes is None else []
     names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(words)))
     return replace(command, unset=tuple(lines.get(name, Unset(name, 0)) for name in names))
+
+
+def _stated_nodes(command: TrainerCommand) -> str:
+    """Return what the launcher's options say of nodes, as it is written."""
+    return " ".join(str(command.launcher_options.get(name, "")) for name in ("nnodes", "num_nodes", "num_machines"))
+
+
+def assumptions(command: TrainerCommand) -> tuple[str, ...]:
+    """Return what is assumed of a training's start, a sentence each for a person."""
+    if command.nodes != 1 or not OF_SLURM.search(_stated_nodes(command)):
+        return ()
+    return (f"{command.place}: the job does not say how many nodes it has, which is one for sbatch; --nodes says it",)
 
 
 def _of_environment(command: ShellCommand, names: Sequence[str], before: str) -> dict[str, str | bool]:

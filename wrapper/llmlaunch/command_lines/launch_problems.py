@@ -206,8 +206,8 @@ def _no_rendezvous(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """torchrun meets at --master_addr (static, the default; 127.0.0.1 unless given) or at --rdzv_endpoint (c10d; its
     own host unless given). It does not read MASTER_ADDR, and c10d does not read --master_addr (run.py
     get_rdzv_endpoint, config_from_args)."""
-    if start.nodes is None or start.nodes[0] < 2 or start.partly or start.options.get("standalone"):
-        return None
+    if start.nodes is None or start.nodes[0] < 2 or start.partly or not start.has_srun or start.agents == 1:
+        return None  # typed on each node, the first may wait for others at its own address
     backend, endpoint = str(start.options.get("rdzv_backend", "static")), str(start.options.get("rdzv_endpoint", ""))
     option = "--rdzv_endpoint" if backend == "c10d" or endpoint else "--master_addr"
     if start.launcher == "accelerate" and "main_process_ip" in start.options and not _by_pdsh(start):

@@ -27,6 +27,7 @@ __all__ = [
     "visible_devices",
 ]
 
+Range = tuple[int, int]
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -67,6 +68,9 @@ def launcher_options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str
             break
         if not word.startswith("-"):
             partly = True
+            if not any(each.endswith(".py") for each in rest) and "module" not in options:
+                rest.insert(0, word)  # the script itself is in the variable
+                break
             continue
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
@@ -86,23 +90,21 @@ def launcher_options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str
     return options, rest, partly
 
 
-def launched_nodes(
-    name: str, options: Mapping[str, str | bool], command: ShellCommand, partly: bool
-) -> tuple[tuple[int, int] | None, bool]:
-    """Return the fewest and the most nodes that a launcher waits for, None where that is not known, and whether an
-    option says it. Without one a launcher stays on its own node."""
+def launched_nodes(name: str, options: Mapping[str, str | bool], command: ShellCommand, partly: bool) -> Range | None:
+    """Return the fewest and the most nodes that a launcher waits for, None where that is not known. Without an option
+    that says it, a launcher stays on its own node."""
     launcher = launchers()[name]
     if options.get("standalone"):
-        return (1, 1), True
+        return 1, 1
     text = next((str(options[each]) for each in launcher.nodes if each in options), None)
     if text is not None:
-        fewest, colon, most = text.partition(":") if launcher.node_range else (text, "", "")
-        numbers = _number(fewest), _number(most if colon else fewest)
-        return (None if None in numbers else numbers), True  # type: ignore[return-value]
+        first, colon, last = text.partition(":") if launcher.node_range else (text, "", "")
+        fewest, most = _number(first), _number(last if colon else first)
+        return None if fewest is None or most is None else (fewest, most)
     if launcher.names_hosts and {"include", "hostfile"} & set(options):
         hosts = _hosts(command, options)[0]
-        return ((hosts, hosts) if hosts else None), True
-    return (None, False) if partly or name == "python" else ((1, 1), False)
+        return (hosts, hosts) if hosts else None
+    return None if partly or name == "python" else (1, 1)
 
 
 def launched_devices(

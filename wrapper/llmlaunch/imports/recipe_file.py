@@ -14,7 +14,7 @@ import yaml
 from llmlaunch.cluster.load import load_cluster, profile_names
 from llmlaunch.cluster.profile_text import profile_of_gpu
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Undecided, Unset
-from llmlaunch.command_lines.launch import on_devices, trainer_commands
+from llmlaunch.command_lines.launch import assumptions, on_devices, trainer_commands
 from llmlaunch.command_lines.preparation import surrounded
 from llmlaunch.command_lines.sbatch import device_type
 from llmlaunch.command_lines.shell import Script, read_script
@@ -107,7 +107,8 @@ def read_source(
     command = _on_cluster(trainings[len(trainings) - 1 if number is None else number - 1], cluster)
     command = surrounded(command, script.commands, trainings, path.parent)
     starts = tuple(f"{training.place}: {training.launcher} {training.trainer}" for training in trainings)
-    return RecipeSource(path, read_command(command), command, starts, script.notes, text)
+    notes = (*script.notes, *assumptions(command))
+    return RecipeSource(path, read_command(command), command, starts, notes, text)
 
 
 def read_with_settings(
