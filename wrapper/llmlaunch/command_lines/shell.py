@@ -338,12 +338,12 @@ class _Shell:
         names = {state.target(assignment.name) for assignment in node.assignments}
         before = {name: state.variables.get(name) for name in names}
         temporary = names - state.exported
-        for assignment in node.assignments:
-            self.words.assign(assignment, node.line)
-        for name in names:
-            state.export(name)
         try:
-            with _Redirected(self, node.redirects):
+            with _Redirected(self, node.redirects):  # before the assignments, as bash does
+                for assignment in node.assignments:
+                    self.words.assign(assignment, node.line)
+                for name in names:
+                    state.export(name)
                 return self.command(node, fields)
         finally:
             for name, value in before.items():

@@ -160,7 +160,7 @@ def _read_variables(shell: Shell, arguments: list[str], line: int) -> bool | Non
         return None
     text, is_complete = state.input.line(options["d"][:1] if "d" in options else "\n")
     if "r" not in options:
-        text = re.sub(r"\\(.)", r"\1", text)
+        text = re.sub(r"\\(.?)", r"\1", text)
     if "a" in options:
         state.assign(options["a"], Array(shell.words.separated(text)))
         return is_complete

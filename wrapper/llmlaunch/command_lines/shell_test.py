@@ -49,6 +49,8 @@ class Pattern:
 
     def replaced(self, text: str, new: str, once: bool) -> str:
         """Return a text with its longest matches replaced, from the left."""
+        if not text:
+            return new if self.matches("") else ""
         parts, position = [], 0
         while position <= len(text):
             end = max(self.ends(text, position), default=position)

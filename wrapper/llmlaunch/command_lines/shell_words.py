@@ -223,6 +223,7 @@ class Expander:
         index = None if assignment.index is None else self.index(name, assignment.index)
         if index is None and isinstance(current, Array) and local is None:
             index = "0"
+        current = state.variables.get(state.target(name))
         if assignment.append:
             value = (current.get(index or "0", "") if isinstance(current, Array) else current or "") + value
         if index is not None:
@@ -371,6 +372,8 @@ class Expander:
         texts = self.text(part.argument).split(":")
         numbers = [self.arithmetic((tree.LiteralText(text),), part.line) for text in texts]
         sequence: Sequence[str] = entries if every else entries[0] if entries else ""
+        if not every and entries and has_unset(entries[0]) and self.state.is_null(entries[0]):
+            return entries
         if not all(map(_NUMBER.fullmatch, numbers)) or (has_unset("".join(entries)) and not every):
             return [self.state.unset(part.name, part.line, computed=True)]
         start = int(numbers[0])
