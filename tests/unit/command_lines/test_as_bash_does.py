@@ -141,7 +141,7 @@ SCRIPTS = {
     "commands of words": "C='run a'; $C b; D=run; \"$D\" c; command run d; builtin echo > /dev/null; E=; $E run e",
     "the order of a command": 'L=(a b); IFS=.; IFS=, read -r A B <<< "${L[*]}"; run "$A"; A=1; A+=${A:=2}; run $A; B=; B+=${B:=q}; run $B',
     "parts of unset variables": 'case "${U:1}" in [0-9]) run 1;; a*) run 2;& *) run 3;; esac; [ -z "${U%x}" ] && run 4; run ${C//x/y} end',
-    "backslashes that are read": "read A B <<< 'x \\y z'; run \"$A\" \"$B\"; read -r A <<< 'x\\y'; run \"$A\"",
+    "backslashes that are read": 'read A B <<< \'x \\y z\'; run "$A" "$B"; read -r A <<< \'x\\y\'; run "$A"',
     "replacing nothing": 'A=; run "${A//*/x}" "${A/#/y}" "${A/%/z}" "${A//a/x}" end',
     "time and not": "time run 1; ! run 2; time -p run 3",
     "special characters": "run 'a;b' \"c|d\" e\\&f '$(x)' \"\\`y\\`\" 'z'\\''z' '*' '?' '[x]' -- - --x=\"a=b\"",

@@ -225,6 +225,7 @@ TOO_MUCH = {
     "loops": ("for i in {1..900}; do for j in {1..900}; do :; done; done", "commands"),
     "inner scripts": ("for i in {1..9999}; do bash inner.sh; done", "commands"),
     "inner commands": ("for i in {1..9999}; do bash -c 'for j in {1..900}; do :; done'; done", "commands"),
+    "files of inner scripts": ("for i in {1..999}; do bash small.sh; done", "files"),
     "redirections": ("=<a" * 300_000, "words"),
     "dollars": ("run " + "$" * 900_000, "words"),
 }  # fmt: skip
@@ -237,7 +238,9 @@ def test_one_budget_ends_what_asks_for_too_much(text: str, kind: str, tmp_path: 
     (tmp_path / "inner.sh").write_text("for j in {1..900}; do :; done")
     message = message_of(text, tmp_path)
     assert message is not None
-    assert re.search(rf"takes more than [0-9,]+ {kind} to read; write the command out that it starts$", message)
+    assert re.search(
+        rf"^train.sh: takes more than [0-9,]+ {kind} to read; write the command out that it starts$", message
+    )
 
 
 @pytest.mark.parametrize("path", ["pipe", "/dev/zero", "/dev/stdin", "folder", "gone", "link"])

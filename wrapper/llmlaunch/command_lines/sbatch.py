@@ -29,6 +29,9 @@ _WORD = re.compile(r"""[ \t\v\f\r]*((?:[^\s\\"'#]|\\.|"(?:[^"\\]|\\.)*"|'(?:[^'\
 _QUOTES = re.compile(r"""\\(.)|"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'""")
 
 
+MOST_STRAY = 20
+
+
 def sbatch_options(text: str, step: Callable[[], None]) -> tuple[dict[str, str | int | bool], tuple[str, ...]]:
     """Return the options of a script's `#SBATCH` lines by long names, and a note for each line that is not read.
 
@@ -49,8 +52,12 @@ def sbatch_options(text: str, step: Callable[[], None]) -> tuple[dict[str, str |
         elif line.strip() and not line.lstrip().startswith("#"):
             break
     options, left = _read(words, "sbatch")
-    if left:
-        notes.append(f"#SBATCH: {shortened(' '.join(left))} is no option of sbatch; what follows is not read")
+    for _ in range(MOST_STRAY):
+        if not left:
+            break
+        notes.append(f"#SBATCH: {shortened(left[0])} is no option of sbatch, which refuses the script; it is not read")
+        more, left = _read(left[1:], "sbatch")
+        options |= more
     return options, tuple(notes)
 
 

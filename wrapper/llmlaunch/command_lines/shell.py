@@ -78,7 +78,7 @@ def read_script(
         raise UserError(f"{name}: is larger than {MOST_TEXT >> 20} MiB, which no launch script is")
     if "\0" in text:
         raise UserError(f"{name}: is no text")
-    record = Record(name, budget or Budget())
+    record = Record(name, budget or Budget(name))
     try:
         options, notes = sbatch_options(text, lambda: record.budget.spend("words"))
         record.notes.update(dict.fromkeys(f"{name}:{note}" for note in notes))
@@ -90,8 +90,8 @@ def read_script(
         with suppress(Left):
             _Shell(state).read(plain(text))
         environment = state.environment()
-    except (UserError, RecursionError) as error:
-        raise UserError(f"{name}: {_TOO_DEEP if isinstance(error, RecursionError) else error}") from None
+    except RecursionError:
+        raise UserError(f"{name}: {_TOO_DEEP}") from None
     unset = tuple(record.unset.values())
     return Script(name, tuple(record.commands), options, environment, unset, tuple(record.notes), record.ended)
 
@@ -117,7 +117,7 @@ class _Shell:
         state.record.budget.spend("commands")
         state.depth += 1
         if state.depth > DEEPEST:
-            raise UserError(_TOO_DEEP)
+            raise UserError(f"{state.record.name}: {_TOO_DEEP}")
         try:
             return self._RUNNERS[type(node)](self, node)
         finally:

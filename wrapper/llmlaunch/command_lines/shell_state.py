@@ -62,6 +62,7 @@ Value = str | Array
 class Budget:
     """The work that is left for a script and all that it sources and starts; counted before it is done."""
 
+    name: str  # of the script
     commands: int = 20_000
     words: int = 100_000
     characters: int = 32 * MOST_TEXT
@@ -74,7 +75,7 @@ class Budget:
         left = getattr(self, kind) - amount
         if left < 0:
             most = f"{Budget.__dataclass_fields__[kind].default:,} {kind.replace('_', ' ')}"
-            raise UserError(f"takes more than {most} to read; write the command out that it starts")
+            raise UserError(f"{self.name}: takes more than {most} to read; write the command out that it starts")
         setattr(self, kind, left)
 
 
