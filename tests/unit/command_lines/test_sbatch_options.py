@@ -26,6 +26,7 @@ def options_of(text: str) -> dict[str, str | int | bool]:
         ("\n  # a comment\n#SBATCH -N 2\n\t\n#SBATCH -n 4\necho\n#SBATCH -p late", {"nodes": 2, "ntasks": 4}),
         ("#SBATCH -N 2\r\n#SBATCH -n 4\r\n", {"nodes": 2, "ntasks": 4}),
         ("#SBATCH -N 2 tasks -n 4", {"nodes": 2, "ntasks": 4}),
+        ("#SBATCH -N 2\n#SBATCH hetjob\n#SBATCH -N 4", {"nodes": 2}),  # of the first component
         ("##SBATCH -N 2\n #SBATCH -n 4\n#sbatch -p x", {}),
     ],
 )  # fmt: skip

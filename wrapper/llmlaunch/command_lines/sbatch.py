@@ -41,6 +41,9 @@ def sbatch_options(text: str, step: Callable[[], None]) -> tuple[dict[str, str |
     words: list[str] = []
     notes: list[str] = []
     for number, line in enumerate(text.split("\n"), start=1):
+        if re.match(r"#SBATCH\s+(?:het|pack)job\s*$", line, re.IGNORECASE):
+            notes.append(f"{number}: the other components of a heterogeneous job are not read")
+            break
         if line.startswith("#SBATCH"):
             position = len("#SBATCH")
             while word := _WORD.match(line, position):
