@@ -115,6 +115,8 @@ def test_a_place_that_an_author_left_open_is_unset(tmp_path: Path) -> None:
         ('case "$1" in\n 7b) run a;;\n 13b) run b;;\n *) exit 1;;\nesac', ["a"], "lines 2, 3, 4"),
         ('if [ "$DEBUG" = 1 ]; then run slow; else run fast; fi', ["fast"], "DEBUG is taken as not set"),
         ("if [ ! -f /nowhere/x ]; then exit 1; fi; run 1", ["1"], "ends the script"),
+        ('A=$(hostname); [ "$A" = x ] && run 1', ["1"], "train.sh:1: &&: only the run shows whether line 1 is taken"),
+        ("[ -f /nowhere/x ] && exit 0; run 1", ["1"], "ends the script"),
     ],
 )
 def test_a_branch_that_only_the_run_decides_is_noted(text: str, expected: list[str], note: str, tmp_path: Path) -> None:

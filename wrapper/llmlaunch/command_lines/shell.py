@@ -148,6 +148,8 @@ class _Shell:
             return first
         if self.ending(node.right) is not None and (first is None or (assumed and self.refuses(node.right))):
             return self.undecided(node.line, [node.right], node.operator, assumed)
+        if first is None and _is_test(node.left):
+            return self.undecided(node.line, [node.right], node.operator)
         second = self.because(assumed, node.right)
         return None if first is None and second is True else second
 
@@ -509,6 +511,10 @@ def _name(node: tree.Simple) -> str:
 def _written(node: tree.Simple) -> str:
     words = [word for word in node.words if isinstance(word, tuple)]
     return " ".join("".join(getattr(part, "text", "…") for part in word) for word in words)
+
+
+def _is_test(node: tree.Node) -> bool:
+    return isinstance(node, tree.Conditional) or (isinstance(node, tree.Simple) and _name(node) in ("[", "test"))
 
 
 def line_of(node: tree.Node, otherwise: int) -> int:
