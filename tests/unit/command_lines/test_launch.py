@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.command_lines.command import TrainerCommand
-from llmlaunch.command_lines.launch import trainer_command, trainer_commands
+from llmlaunch.command_lines.command import ScriptContainer, TrainerCommand
+from llmlaunch.command_lines.launch import assumptions, on_devices, trainer_command, trainer_commands
 from llmlaunch.command_lines.shell import read_script
 
 SCRIPTS = Path(__file__).parents[2] / "data" / "command_lines" / "scripts"
@@ -121,3 +121,122 @@ def test_files_beside_the_command_say_sizes(tmp_path: Path) -> None:
 def test_options_of_a_launcher_have_long_names_with_underscores() -> None:
     command = read(f"deepspeed -H hosts --master-port 1 --no_ssh {TRAIN}")
     assert command.launcher_options == {"hostfile": "hosts", "master_port": "1", "no_ssh": True}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "container"),
+    [
+        ("srun --container-image=a.sqsh --container-mounts=/a:/a,/b:/c:ro", ("a.sqsh", ("/a:/a", "/b:/c:ro"), "pyxis")),
+        ("srun apptainer exec --nv -B /a -B /b:/c,/d --env X=1 i.sif", ("i.sif", ("/a", "/b:/c", "/d"), "apptainer")),
+        ("SINGULARITY_BIND=/a,/b:/c singularity run i.sif", ("i.sif", ("/a", "/b:/c"), "singularity")),
+        ("apptainer exec --mount type=bind,source=/a,target=/b i.sif", ("i.sif", ("/a:/b",), "apptainer")),
+        ("docker run --rm -it --gpus all --shm-size 1g -v /a:/a --mount type=bind,src=/x,dst=/y i:1",
+         ("i:1", ("/a:/a", "/x:/y"), "docker")),
+        ("podman run --device nvidia.com/gpu=all --security-opt=label=disable -e A=1 i:1", ("i:1", (), "docker")),
+        ("nerdctl run -v /a:/a i:1", ("i:1", ("/a:/a",), "docker")),
+        ("enroot start --rw -m /a:/b -e A=1 i", ("i", ("/a:/b",), "enroot")),
+    ],
+)  # fmt: skip
+def test_the_container_of_a_training_is_kept(prefix: str, container: tuple[str, tuple[str, ...], str]) -> None:
+    command = read(f"{prefix} torchrun --nproc_per_node 8 {TRAIN}")
+    assert command.container == ScriptContainer(*container)
+    assert (command.trainer, command.devices_per_node) == ("train.py", 8)
+
+
+def test_the_container_of_a_job_is_that_of_its_sbatch_options() -> None:
+    text = f"#!/bin/bash\n#SBATCH --container-image=a.sqsh\nsrun torchrun --nproc_per_node 8 {TRAIN}\n"
+    (command,) = trainer_commands(read_script(text, "job.sh", Path("/job")))
+    assert command.container == ScriptContainer("a.sqsh", (), "pyxis")
+
+
+@pytest.mark.parametrize(
+    ("line", "launcher", "trainer"),
+    [
+        ("./launch_gone.sh pretrain_gpt.py --num-layers 2", "python", "pretrain_gpt.py"),
+        ("srun ./bind.sh python -u pretrain_gpt.py --num-layers 2", "srun", "pretrain_gpt.py"),
+        ("srun ./gone.sh torchrun --nproc_per_node 8 train.py --lr 1", "torchrun", "train.py"),
+        ("unheard_of --gpus 8 -x y train.py --per_device_train_batch_size 1", "python", "train.py"),
+        ("python wrap.py --nodes 2 -- accelerate launch --num_processes 8 sft.py --lr 1", "accelerate", "sft.py"),
+        ("python wrap.py --nodes 2 deepspeed train.py --lr 1", "deepspeed", "train.py"),
+        ("torchrun --nproc_per_node 8 numa.py train.py --lr 1", "torchrun", "train.py"),
+        ("torchrun --no_python --nproc_per_node 8 ./bind.sh python train.py --lr 1", "torchrun", "train.py"),
+        ("ray job submit --address x -- python train.py --lr 1", "python", "train.py"),
+        ("ssh n1 torchrun --nproc_per_node 8 train.py --lr 1", "torchrun", "train.py"),
+        ("pdsh -w n[1-2] 'cd /x && torchrun --nproc_per_node 8 train.py --lr 1'", "torchrun", "train.py"),
+        ("mpirun -np 16 --weird 5 python pretrain_gpt.py --num-layers 2", "mpirun", "pretrain_gpt.py"),
+        ("python train.py --strategy deepspeed --lr 1", "python", "train.py"),
+        ("accelerate launch --num_processes 8 train.py --backend torchrun --lr 1", "accelerate", "train.py"),
+        ("torchrun $ARGS train.py --lr 1", "torchrun", "train.py"),
+    ],
+)
+def test_the_trainer_is_found_behind_what_is_not_known(line: str, launcher: str, trainer: str, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n{line}\n"
+    (command,) = trainer_commands(read_script(text, "job.sh", tmp_path))
+    assert (command.launcher, command.trainer) == (launcher, trainer)
+
+
+def test_a_script_that_only_hands_its_arguments_on_is_a_wrapper(tmp_path: Path) -> None:
+    (tmp_path / "bind.sh").write_text('export LOCAL_RANK=$SLURM_LOCALID\nexec "$@"\n')
+    command = read("srun -N 2 --ntasks-per-node=4 ./bind.sh python train.py --lr 1", tmp_path)
+    assert (command.launcher, command.trainer, command.nodes, command.devices_per_node) == ("srun", "train.py", 2, 4)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pip install deepspeed transformers", "pkill -9 -f pretrain_gpt.py", "cp train.py /tmp/train.py",
+        "which torchrun", "git clone https://x/train.py", "python setup.py install", "pip install -e . --lr",
+    ],
+)  # fmt: skip
+def test_a_program_that_only_names_a_launcher_or_a_trainer_is_no_training(line: str) -> None:
+    assert trainer_command(shlex.split(line)) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "devices"),
+    [
+        ("mpirun -np 16 python train.py --lr 1", 2, 8),
+        ("mpirun -np 4 python train.py --lr 1", 1, 4),
+        ("mpiexec.hydra -n 16 -ppn 4 -genv A 1 python train.py --lr 1", 4, 4),
+        ("mpirun --map-by ppr:8:node -np 32 -x A=1 -mca pml ucx python train.py --lr 1", 4, 8),
+        ("srun -n 16 python train.py --lr 1", 2, 8),
+        ("deepspeed train.py --lr 1", 1, 8),
+        ("torchrun --nproc_per_node gpu train.py --lr 1", 1, 8),
+        ("accelerate launch train.py --lr 1", 1, 8),
+        ("CUDA_VISIBLE_DEVICES=0,1 deepspeed train.py --lr 1", 1, 2),
+        ("torchrun --nproc_per_node 4 train.py --lr 1", 1, 4),
+        ("python train.py --lr 1", 1, 1),
+        ("swift sft --model m", 1, 1),
+        ("NPROC_PER_NODE=4 swift sft --model m", 1, 4),
+        ("NNODES=2 NPROC_PER_NODE=8 megatron sft --model m", 2, 8),
+        ("llamafactory-cli train x.yaml", 1, 8),
+        ("axolotl train x.yaml", 1, 8),
+        ("srun -N 2 --ntasks-per-node=8 torchrun --nnodes 16 --nproc_per_node 1 --rdzv_id 1 train.py --lr 1", 2, 8),
+    ],
+)  # fmt: skip
+def test_the_cluster_says_what_the_script_does_not(line: str, nodes: int, devices: int) -> None:
+    command = on_devices(read(line), 8)
+    assert (command.nodes, command.devices_per_node) == (nodes, devices)
+
+
+def test_a_job_without_a_number_of_nodes_has_one_and_that_is_said() -> None:
+    text = f"#!/bin/bash\n#SBATCH --gres=gpu:8\nsrun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 {TRAIN}\n"
+    (command,) = trainer_commands(read_script(text, "job.sh", Path("/job")))
+    assert command.nodes == 1
+    assert assumptions(command) == (
+        "job.sh:3: the job does not say how many nodes it has, which is one for sbatch; --nodes says it",
+    )
+
+
+def test_a_script_that_submits_another_is_read_with_its_options(tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:8\nsrun torchrun --nnodes $N --nproc_per_node 8 {TRAIN}\n"
+    )
+    text = "export N=4\nsbatch --nodes=4 --partition=big job.sbatch\n"
+    (command,) = trainer_commands(read_script(text, "submit.sh", tmp_path))
+    assert (command.nodes, command.devices_per_node, command.slurm["partition"]) == (4, 8, "big")
+
+
+def test_an_environment_that_a_command_runs_in_becomes_setup_lines() -> None:
+    command = read(f"conda run -n env --no-capture-output python {TRAIN}")
+    assert command.setup == ('eval "$(conda shell.bash hook)"', "conda activate env")

@@ -229,7 +229,8 @@ def _launch(words: list[str]) -> _Launch | None:
         return _without_wrapper(launch)
     for index in range(1, len(words)):
         launch = _known(words[index:])
-        if launch is not None and (_trains(launch) or words[index - 1] == "--"):
+        bare = words[index].endswith(".py") and not any(map(_TRAINING.match, words[index:]))
+        if launch is not None and not bare and (_trains(launch) or words[index - 1] == "--"):
             return _without_wrapper(launch)
     return None
 
@@ -294,7 +295,8 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
     row = trainer_of(launch.trainer, launch.arguments, lambda: source or "")
     launcher = launchers()[launch.launcher]
     options, single, partly = dict(launch.options), launcher.single, launch.partly
-    if Path(launch.program).name == launch.trainer:  # a command that starts torchrun itself
+    starts_itself = Path(launch.program).name == launch.trainer
+    if starts_itself:  # by torchrun
         options = _of_environment(command, (*row.nodes, *row.devices, "NODE_RANK", "MASTER_ADDR"), "")
         single, partly = row.single, "master_addr" not in options  # a platform may set it for each machine
     elif launch.launcher == "torchrun":
@@ -309,7 +311,12 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
     nodes = launched_nodes(launch.launcher, defaults | options, command, partly)
     count = nodes[1] if nodes else node_count(slurm)
     devices, ranks = launched_devices(launch.launcher, defaults | options, command, count)
-    if devices is None and single and not partly and not any(name in options for name in launcher.devices_per_node):
+    if (
+        devices is None
+        and single
+        and (starts_itself or not partly)
+        and not any(name in options for name in launcher.devices_per_node)
+    ):
         devices = 1
     if devices is None and ranks is None and (launch.launcher != "python" or not prefix.has_srun):
         devices = visible_devices(command) or device_count(slurm)

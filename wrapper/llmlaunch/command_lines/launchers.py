@@ -17,7 +17,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 
 __all__ = [
-    "Launcher",
+    "LauncherRow",
     "accelerate_defaults",
     "launched_devices",
     "launched_nodes",
@@ -32,7 +32,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 @frozen
-class Launcher:
+class LauncherRow:
     """A launcher of ranks, or Python without one.
 
     `commands` and `modules` are the first words of its command lines, the latter after `python -m`. `flags` are its
@@ -54,8 +54,8 @@ class Launcher:
 
 
 @cache
-def launchers() -> dict[str, Launcher]:
-    return {name: Launcher(**row) for name, row in launcher_table()["launchers"].items()}
+def launchers() -> dict[str, LauncherRow]:
+    return {name: LauncherRow(**row) for name, row in launcher_table()["launchers"].items()}
 
 
 def launcher_options(launcher: str, words: Sequence[str]) -> tuple[dict[str, str | bool], list[str], bool]:
