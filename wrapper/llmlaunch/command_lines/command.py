@@ -78,7 +78,7 @@ class TrainerCommand:
 
     trainer: str
     arguments: tuple[str, ...]
-    launcher: str = "python"  # torchrun, deepspeed, accelerate, srun or python
+    launcher: str = "python"  # torchrun, deepspeed, accelerate, srun, mpirun, python or other
     nodes: int | None = None
     devices_per_node: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -46,7 +46,8 @@ _TRAINING = re.compile(
 @dataclass
 class _Launch:
     """A launcher, its options by their names without dashes, and what it launches. `program` is the path of the
-    launcher, `partly`: words among its options have no value in the script."""
+    launcher, `partly`: words among its options have no value in the script, `unknown`: a program that is not
+    known comes before it, and may start ranks."""
 
     launcher: str
     trainer: str
@@ -54,6 +55,7 @@ class _Launch:
     options: dict[str, str | bool] = field(default_factory=dict)
     program: str = ""
     partly: bool = False
+    unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _with_prefix(training: _Training, prefix: Prefix, command: ShellCommand) -> 
     )
     if prefix.has_srun:
         outer = _by_srun(outer, start)
-    elif prefix.has_mpi and inside.launcher in ("python", "mpirun"):
+    elif prefix.has_mpi and inside.launcher in ("python", "mpirun", "other"):
         per_node = prefix.ranks_per_node or (prefix.ranks // inside.nodes if prefix.ranks and inside.nodes else None)
         nodes = inside.nodes or (-(-prefix.ranks // per_node) if prefix.ranks and per_node else None)
         outer = replace(outer, launcher="mpirun", nodes=nodes, devices_per_node=per_node or None, ranks=prefix.ranks)
@@ -164,6 +166,8 @@ def _by_srun(inside: TrainerCommand, start: ScriptLaunch) -> TrainerCommand:
         ranks = total if isinstance(total, int) and total > 1 and not nodes else None
         return replace(inside, launcher="srun", nodes=nodes, devices_per_node=None if ranks else tasks, ranks=ranks)
     tasks, nodes = start.tasks_per_node, start.step_nodes
+    if inside.launcher == "other" and tasks and tasks > 1:
+        return replace(inside, launcher="srun", nodes=nodes, devices_per_node=tasks)
     if start.nodes is not None and tasks and nodes and tasks > 1 and start.nodes[1] == tasks * nodes:
         per_node = inside.devices_per_node  # one agent for each task
         return replace(inside, nodes=nodes, devices_per_node=per_node and per_node * tasks)
@@ -231,7 +235,7 @@ def _launch(words: list[str]) -> _Launch | None:
         launch = _known(words[index:])
         bare = words[index].endswith(".py") and not any(map(_TRAINING.match, words[index:]))
         if launch is not None and not bare and (_trains(launch) or words[index - 1] == "--"):
-            return _without_wrapper(launch)
+            return replace(_without_wrapper(launch), unknown=launch.launcher == "python")
     return None
 
 
@@ -325,7 +329,7 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
     training = TrainerCommand(
         trainer=launch.trainer,
         arguments=launch.arguments,
-        launcher=launch.launcher,
+        launcher="other" if launch.unknown else launch.launcher,
         nodes=count,
         devices_per_node=devices,
         environment=exported,
