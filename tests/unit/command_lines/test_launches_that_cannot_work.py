@@ -75,6 +75,14 @@ BROKEN = {
         JOB, f"srun {RUN} --rdzv_backend c10d --rdzv_endpoint $SLURM_SUBMIT_HOST:1 {TRAIN}",
         "the host that submitted the job",
     ),
+    "a host that sbatch is to hand on": (
+        f"{JOB} --export=ALL,MASTER_ADDR=$(hostname)",
+        f"srun {RUN} --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:1 {TRAIN}", "the host that submitted the job",
+    ),
+    "the variables of a command that starts torchrun": (
+        JOB, "export MASTER_ADDR=n1 NNODES=2 NODE_RANK=$SLURM_NODEID\nsrun llamafactory-cli train x.yaml",
+        "every node gets --node_rank 0",
+    ),
     "the batch script expands SLURM_NODEID": (
         JOB, f"srun {RUN} --node_rank $SLURM_NODEID --master_addr n1 {TRAIN}",
         "every node gets --node_rank 0",
@@ -184,6 +192,19 @@ WORKS = {
     "one GPU for each rank, which is its first": (
         "--nodes=1 --ntasks-per-node=8 --gpus-per-task=1",
         f"srun bash -c 'export LOCAL_RANK=0 RANK=$SLURM_PROCID; python {GPT}'",
+    ),
+    "one GPU for each rank, by its own variable": (
+        f"{JOB} --ntasks-per-node=8",
+        f"srun bash -c 'export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID LOCAL_RANK=0 RANK=$SLURM_PROCID; python {GPT}'",
+    ),
+    "the variables of a command that starts torchrun": (
+        JOB, "export MASTER_ADDR=n1 NNODES=2\nsrun bash -c 'NODE_RANK=$SLURM_NODEID llamafactory-cli train x.yaml'",
+    ),
+    "a variable that the platform sets for each machine": ("", "NNODES=2 NODE_RANK=0 megatron sft --model m"),
+    "the first of two machines, typed by hand": ("", f"{RUN} --node_rank=0 --master_addr=127.0.0.1 {TRAIN}"),
+    "torchrun's options in its environment": (
+        JOB, "export PET_MASTER_ADDR=n1 PET_NNODES=2 PET_NPROC_PER_NODE=8\n"
+        f"srun bash -c 'PET_NODE_RANK=$SLURM_NODEID torchrun --master_port 1 {TRAIN}'",
     ),
     "all GPUs visible to each rank": (
         "--nodes=1 --ntasks-per-node=8 --gpus-per-task=1",

@@ -216,7 +216,8 @@ def _no_rendezvous(start: ScriptLaunch, count: int) -> LaunchProblem | None:
         return None
     else:
         host = endpoint or str(start.options.get("master_addr", "127.0.0.1") if backend == "static" else "")
-    if OF_SUBMISSION.match(host):
+    given = str(start.slurm.get("export", ""))  # of sbatch, which expands nothing in its lines
+    if OF_SUBMISSION.match(host) or ("${MASTER_ADDR}" in host and OWN_HOST.search(given)):
         return _fatal(start, f"{option} is the host that submitted the job, which is none of its nodes", _HEAD)
     if OWN_HOST.search(start.text) and not DECIDES.search(start.text):
         return _fatal(start, "each task names its own host as the one where all meet", _HEAD)
@@ -238,7 +239,8 @@ def _same_rank(start: ScriptLaunch, count: int) -> LaunchProblem | None:
         return None
     if start.launcher == "srun":
         names = [name for name in ("RANK", "LOCAL_RANK") if start.environment.get(name, "").isdecimal()]
-        if not start.family or (names == ["LOCAL_RANK"] and (start.tasks_per_node in (None, 1) or start.gpus_per_task)):
+        own_gpu = start.gpus_per_task is not None or "CUDA_VISIBLE_DEVICES" in start.environment
+        if not start.family or (names == ["LOCAL_RANK"] and (start.tasks_per_node in (None, 1) or own_gpu)):
             return None
         words = [f"{name}={start.environment[name]}" for name in names]
     elif start.nodes is None or start.nodes[0] < 2 or str(start.options.get("rdzv_backend", "static")) != "static":
