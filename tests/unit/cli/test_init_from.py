@@ -26,7 +26,8 @@ ARGS=(--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention
   --attention-dropout 0 --hidden-dropout 0
   --micro-batch-size 1 --global-batch-size ${GBS:-512} --train-iters $STEPS --lr 3e-4 --bf16 --mock-data
   --tokenizer-type NullTokenizer --vocab-size 128256 --tensor-model-parallel-size 2 --use-distributed-optimizer)
-srun bash -c "torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 pretrain_gpt.py ${ARGS[*]}" | tee "$(touch canary)"
+MEETING="--rdzv_backend c10d --rdzv_endpoint n1:29500"
+srun bash -c "torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 $MEETING pretrain_gpt.py ${ARGS[*]}" | tee "$(touch canary)"
 """
 
 
@@ -51,7 +52,7 @@ def test_an_sbatch_file_becomes_a_recipe_that_check_takes(llmlaunch: CommandLine
     assert recipe["slurm"]["partition"] == "gpu"
     for_editors, read_from = Path("pretrain.yaml").read_text().splitlines()[:2]
     assert for_editors == "# yaml-language-server: $schema=llmlaunch.schema.json"
-    assert read_from.startswith("# Read from job.sbatch:13 (torchrun pretrain_gpt.py)")
+    assert read_from.startswith("# Read from job.sbatch:14 (torchrun pretrain_gpt.py)")
     plan = json.loads(llmlaunch("check", "pretrain.yaml", "--json").stdout)
     assert plan["layout"]["tensor"] == 2
 
@@ -95,7 +96,7 @@ def test_one_of_several_trainings_is_chosen(llmlaunch: CommandLine, folder: Path
     assert "starts" not in answer.stderr
     answer = llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1", "-o", "last.yaml")
     assert (
-        "starts 2 trainings; the last is read:\n  --command 1: job.sbatch:13: torchrun pretrain_gpt.py" in answer.stderr
+        "starts 2 trainings; the last is read:\n  --command 1: job.sbatch:14: torchrun pretrain_gpt.py" in answer.stderr
     )
     first, last = (read_document(Path(name)).value for name in ("pretrain.yaml", "last.yaml"))
     assert first != last

@@ -92,7 +92,7 @@ BROKEN = {
         "every node gets --node_rank 0",
     ),
     "no node rank in a static rendezvous": (
-        JOB, f"srun {RUN} --master_addr n1 {TRAIN}", "every node gets --node_rank 0",
+        JOB, f"srun {RUN} --master_addr n1 {TRAIN}", "--node_rank is not given",
     ),
     "the batch script expands the machine's rank": (
         JOB,

@@ -251,8 +251,13 @@ def _same_rank(start: ScriptLaunch, count: int) -> LaunchProblem | None:
         words = [f"--machine_rank {start.options['machine_rank']}"]
     else:
         return None
-    if not words or not words[0].split(" ")[-1].rpartition("=")[2].isdecimal():
+    if not words or not words[0].rpartition(" ")[2].rpartition("=")[2].isdecimal():
         return None
+    if start.launcher == "torchrun" and "node_rank" not in start.options:
+        if _no_rendezvous(start, count) is not None:
+            return None
+        problem = "--node_rank is not given, and is 0 on every node of a static rendezvous"
+        return _fatal(start, problem, f"--rdzv_backend c10d --rdzv_endpoint HOST:PORT; {_HEAD}")
     who = "task" if start.launcher == "srun" else "node"
     problem = f"every {who} gets {words[0]} (the batch script expands $SLURM_PROCID and $SLURM_NODEID once, to 0)"
     return _fatal(start, problem, "let each task expand it: srun bash -c '... $SLURM_PROCID ...', in single quotes")
