@@ -167,6 +167,8 @@ def test_the_container_of_a_job_is_that_of_its_sbatch_options() -> None:
         ("python train.py --strategy deepspeed --lr 1", "python", "train.py"),
         ("accelerate launch --num_processes 8 train.py --backend torchrun --lr 1", "accelerate", "train.py"),
         ("torchrun $ARGS train.py --lr 1", "torchrun", "train.py"),
+        ("python src/train.py --config sft.yaml", "python", "src/train.py"),
+        ("aprun -n 16 -N 8 python train.py --lr 1", "mpirun", "train.py"),
     ],
 )
 def test_the_trainer_is_found_behind_what_is_not_known(line: str, launcher: str, trainer: str, tmp_path: Path) -> None:
@@ -185,7 +187,8 @@ def test_a_script_that_only_hands_its_arguments_on_is_a_wrapper(tmp_path: Path) 
     "line",
     [
         "pip install deepspeed transformers", "pkill -9 -f pretrain_gpt.py", "cp train.py /tmp/train.py",
-        "which torchrun", "git clone https://x/train.py", "python setup.py install", "pip install -e . --lr",
+        "which torchrun", "git clone https://x/train.py", "python setup.py install",
+        "python train_tokenizer.py --config x.yaml", "pip install -e . --lr",
     ],
 )  # fmt: skip
 def test_a_program_that_only_names_a_launcher_or_a_trainer_is_no_training(line: str) -> None:

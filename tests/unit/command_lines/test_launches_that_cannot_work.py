@@ -251,6 +251,8 @@ WORKS = {
     "one process for each GPU by the plugin": (
         "--nodes=2 --ntasks-per-gpu=1 --gpus=16", f"srun python {GPT}",
     ),
+    "a range of nodes": ("--nodes=2-4 --gpus-per-node=8", f"srun {RUN} {RDZV} {TRAIN}"),
+    "GPUs of an open number of nodes": ("--gpus=16 --ntasks=2", f"srun {RUN} {RDZV} {TRAIN}"),
     "one node": ("--nodes=1 --gpus-per-node=8", f"torchrun --nproc_per_node 8 {TRAIN}"),
 }  # fmt: skip
 

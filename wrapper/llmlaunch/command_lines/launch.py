@@ -41,6 +41,9 @@ _TRAINING = re.compile(
     r"learning[-_]rate|per_device_train_batch_size|num_train_epochs|max_steps|do_train|model_name_or_path|"
     r"tensor[-_]model[-_]parallel[-_]size)(=|$)"
 )
+# a script that reads all its settings from a file
+_TRAINER = re.compile(r"((pre)?train|finetune|sft)(_(?!tokenizer|data)\w+)?")
+_SETTINGS = re.compile(r"\.(ya?ml|json|toml)$")
 
 
 @dataclass
@@ -282,7 +285,12 @@ def _trains(launch: _Launch) -> bool:
     """Return whether it is a training: not one of the tools and conversions that Python runs, too."""
     if launch.launcher != "python" and launch.launcher in launchers() and launch.trainer.endswith(".py"):
         return True
-    return any(map(_TRAINING.match, launch.arguments)) or trains_by_name(launch.trainer, launch.arguments)
+    configured = _TRAINER.fullmatch(Path(launch.trainer).stem) and any(map(_SETTINGS.search, launch.arguments))
+    return (
+        bool(configured)
+        or any(map(_TRAINING.match, launch.arguments))
+        or trains_by_name(launch.trainer, launch.arguments)
+    )
 
 
 def _launched(launcher: str, words: Sequence[str], program: str) -> _Launch:

@@ -23,6 +23,13 @@ OWN_HOST = re.compile(
     r"(?:MASTER_ADDR=|--(?:master[-_]addr|rdzv[-_]endpoint|main_process_ip)[ =])"
     r"[\"']?(?:\$\(hostname|`hostname|\$\{?HOSTNAME)"
 )
+_PARTS = {
+    "nodelist",
+    "relative",
+    "exclude",
+    "het-group",
+    "multi-prog",
+}  # of srun: some of the nodes, or several commands
 DECIDES = re.compile(r"\b(if|case|cat|scontrol|srun)\b|&&|\|\|")
 
 
@@ -62,7 +69,7 @@ class ScriptLaunch:
     @property
     def step_nodes(self) -> int | None:
         """The nodes that its tasks start on, srun's or the job's; those of a list of names are not known."""
-        if {"nodelist", "relative", "exclude"} & set(self.srun):
+        if _PARTS & set(self.srun):
             return None
         return node_count(self.step)
 
@@ -269,7 +276,9 @@ def _idle_nodes(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     nodes = node_count(start.slurm)
     if nodes is None or start.nodes is None or start.elsewhere or start.partly or not start.nodes_option:
         return None
-    if start.nodes[1] >= nodes or {"nodelist", "relative", "exclude"} & set(start.srun):
+    if "-" in str(start.slurm["nodes"]):
+        return None  # a range: the job may get as few
+    if start.nodes[1] >= nodes or _PARTS & set(start.srun):
         return None
     agents = start.agents if start.has_srun else 1
     if agents and agents > 1 and start.nodes[1] == 1:
@@ -284,6 +293,8 @@ def _idle_nodes(start: ScriptLaunch, count: int) -> LaunchProblem | None:
 def _idle_gpus(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     """A rank uses one GPU."""
     gpus, ranks = start.gpus_per_node, start.ranks_per_node
+    if "gpus" in start.step and node_count(start.step) is None:
+        return None  # GPUs of an open number of nodes
     if gpus is None or ranks is None or ranks >= gpus or start.visible or not start.nodes_option:
         return None
     if start.has_srun and start.tasks_per_node != 1:
