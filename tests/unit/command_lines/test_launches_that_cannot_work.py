@@ -251,6 +251,18 @@ WORKS = {
     "one process for each GPU by the plugin": (
         "--nodes=2 --ntasks-per-gpu=1 --gpus=16", f"srun python {GPT}",
     ),
+    "a task of each node that starts the launcher": (
+        f"{JOB} --ntasks-per-node=8", f"srun bash -c 'if [ $SLURM_LOCALID = 0 ]; then {RUN} {RDZV} {TRAIN}; fi'",
+    ),
+    "a node rank that a branch decides": (
+        JOB, f"srun bash -c 'R=1; [ $SLURM_NODEID = 0 ] && R=0; {RUN} --node_rank 0 --master_addr n1 {TRAIN}'",
+    ),
+    "a part of the training in a script that is not here": (
+        JOB, f"srun -N1 -w n2 bash worker.sh &\n{RUN} --node_rank 0 --master_addr n1 {TRAIN}",
+    ),
+    "a part of the training in a script of another host": (
+        JOB, f"ssh n2 bash worker.sh &\n{RUN} --node_rank 0 --master_addr n1 {TRAIN}",
+    ),
     "a range of nodes": ("--nodes=2-4 --gpus-per-node=8", f"srun {RUN} {RDZV} {TRAIN}"),
     "GPUs of an open number of nodes": ("--gpus=16 --ntasks=2", f"srun {RUN} {RDZV} {TRAIN}"),
     "one node": ("--nodes=1 --gpus-per-node=8", f"torchrun --nproc_per_node 8 {TRAIN}"),

@@ -30,6 +30,8 @@ from llmlaunch.command_lines.trainers import is_tool, trainer_of, trains_by_name
 __all__ = ["assumptions", "on_devices", "trainer_command", "trainer_commands"]
 
 DEEPEST = 4
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_SHELL_FILE = re.compile(r"\.(sh|bash|sbatch|slurm)\b")
 OF_SLURM = re.compile(r"\$\{SLURM_(JOB_NUM_NODES|NNODES)\}")
 PYTHON = re.compile(r"python[\d.]*|\$\{\w*PYTHON\w*\}", re.IGNORECASE)
 # what srun sets for each task, and a shell of the task therefore knows (srun(1), OUTPUT ENVIRONMENT VARIABLES)
@@ -71,10 +73,18 @@ class _Training:
 
 def trainer_commands(script: Script) -> tuple[TrainerCommand, ...]:
     """Return the trainings that a script starts, in its order; empty where it starts none."""
-    found = (_of_shell(command, script.slurm) for command in script.commands)
-    trainings = [training for training in found if training is not None]
+    trainings: list[_Training] = []
+    unread = False  # a shell on other nodes may start other parts of a training
+    for command in script.commands:
+        training = _of_shell(command, script.slurm)
+        if training is not None:
+            trainings.append(training)
+        else:
+            prefix = without_prefixes(command.words)
+            script_named = any(_SHELL_FILE.search(word) for word in prefix.words)
+            unread |= script_named and (prefix.has_srun or prefix.remote)
     lines = {name.name: name for name in script.unset}
-    problems = launch_problems([training.start for training in trainings])
+    problems = launch_problems([replace(each.start, elsewhere=each.start.elsewhere or unread) for each in trainings])
     return tuple(
         replace(_complete(training.command, lines), launch_problems=of_launch)
         for training, of_launch in zip(trainings, problems, strict=True)
@@ -202,7 +212,7 @@ def _inner_script(command: ShellCommand, prefix: Prefix) -> Script | None:
             return None
         script = read_script(text, Path(rest[0]).name, command.folder, rest[1:], environment)
         return replace(script, slurm={**script.slurm, **options})
-    if program in ("bash", "sh", "zsh", "dash", "ksh"):
+    if program in SHELLS:
         while rest and re.fullmatch(r"[-+][a-zA-Z]+|--[a-z]+", rest[0]):
             option = rest.pop(0)
             if "c" in option and not option.startswith("--"):

@@ -30,6 +30,8 @@ _PARTS = {
     "het-group",
     "multi-prog",
 }  # of srun: some of the nodes, or several commands
+OF_TASKS = re.compile(r"\bSLURM_(NODEID|PROCID|LOCALID)\b")
+BRANCHES = re.compile(r"\b(if|case)\b|\]\]?\s*(&&|\|\|)|\(\(")
 DECIDES = re.compile(r"\b(if|case|cat|scontrol|srun)\b|&&|\|\|")
 
 
@@ -132,8 +134,11 @@ Rule = Callable[[ScriptLaunch, int], "LaunchProblem | None"]
 def launch_problems(starts: Sequence[ScriptLaunch]) -> list[tuple[LaunchProblem, ...]]:
     """Return the problems of each start, those first with which it cannot train."""
     same = [sum(other.training == start.training for other in starts) for start in starts]
-    problems = []
+    problems: list[tuple[LaunchProblem, ...]] = []
     for start, count in zip(starts, same, strict=True):
+        if OF_TASKS.search(start.text) and BRANCHES.search(start.text):
+            problems.append(())  # its tasks do not all do the same
+            continue
         fatal = [found for rule in FATAL if (found := rule(start, count)) is not None]
         rules = WARNINGS if len(starts) == 1 and not fatal else ()
         problems.append((*fatal, *(found for rule in rules if (found := rule(start, count)) is not None)))
