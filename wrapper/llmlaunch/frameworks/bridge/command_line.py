@@ -19,10 +19,11 @@ from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, file_text, job_name
 from llmlaunch.documents.yaml_strict import parse_document, parse_value
 from llmlaunch.errors import NoVerdict, UserError
+from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS
 from llmlaunch.frameworks.bridge.recipe_fields import (
     PRECISION,
     STAGES,
-    bridge_argument,
+    bridge_arguments,
     field_text,
     known_recipes,
     megatron_words,
@@ -43,6 +44,7 @@ __all__ = ["read_bridge"]
 
 RUNNER = "run_recipe"
 KIND = "megatron-bridge"
+RECIPE_VARIABLES = {ALLOCATOR_SETTINGS: EXPANDABLE_SEGMENTS}  # recipes/utils/environment_utils.py, 0.6
 LORA_RANK = 32  # megatron/bridge/peft/lora.py LoRA.dim, 0.6
 TASKS = {"pretrain": "pretrain", "sft": "sft", "lora": "peft", "dora": "peft"}
 # Options of run_recipe.py that set a field (COMMON_OVERRIDE_FIELDS, scripts/training/run_recipe.py, 0.6).
@@ -81,6 +83,8 @@ def read_bridge(command: TrainerCommand) -> Reading:
     options = ScriptOptions(words, command.place)
     base = _of_recipe(command, options) if PurePath(command.trainer).stem == RUNNER else _of_script(command, options)
     stated = dict(_overrides(command, options))
+    if PurePath(command.trainer).stem == RUNNER:
+        command = replace(command, environment={**RECIPE_VARIABLES, **command.environment})
     draft = RecipeDraft(job_name(command, options.text("recipe", "model"), PurePath(command.trainer).stem), kind=KIND)
     add_job(draft, command)
     fields = {name: value for name, value in (base | stated).items() if value is not None}
@@ -119,7 +123,7 @@ def read_bridge(command: TrainerCommand) -> Reading:
         {**base_values, **parsed.values},
         parsed,
         command,
-        extra_argument=bridge_argument,
+        extra_argument=bridge_arguments(draft, stated),
         requirements=ALL_REQUIREMENTS,
     )
     of_person = {flag for name in stated for flag in row_fields().get(name, ())}

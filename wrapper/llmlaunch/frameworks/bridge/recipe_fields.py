@@ -4,11 +4,12 @@ of Megatron-LM that mean the same: the inverse of settings.py."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.command_lines.recipe_draft import RecipeDraft
 from llmlaunch.frameworks.bridge.recipe_source import UNREAD, Fields, flat
 from llmlaunch.frameworks.megatron.flags.row import Parsed
 from llmlaunch.frameworks.megatron.flags.table import bridge_fields
@@ -18,7 +19,7 @@ __all__ = [
     "PRECISION",
     "RECIPES",
     "STAGES",
-    "bridge_argument",
+    "bridge_arguments",
     "field_text",
     "known_recipes",
     "megatron_words",
@@ -35,6 +36,7 @@ OTHER_FIELDS = (
     *("dataset.enable_offline_packing", "dataset.skip_getting_attention_mask_from_dataset", "model.cuda_graph_scope"),
 )
 """Fields that are read and of which no flag of Megatron-LM says the same."""
+SAVES = "checkpoint.save_interval"
 HOST_SECTIONS = ("checkpoint", "logger", "rng", "validation", "rerun_state_machine")
 HOST_FIELDS = (
     *("dataset.split", "dataset.random_seed", "tokenizer.tokenizer_model", "model.pipeline_dtype"),
@@ -76,7 +78,7 @@ def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_read(name: str) -> bool:
     section, _, field = name.partition(".")
-    if section in HOST_SECTIONS or name in HOST_FIELDS:
+    if (section in HOST_SECTIONS and name != SAVES) or name in HOST_FIELDS:
         return False
     targets = (f"{place}.{field}" for place in ("model", "ddp", "optimizer"))
     within = section in (PRECISION, OVERLAP) and any(each in row_fields() for each in targets)
@@ -91,8 +93,8 @@ def _means_off(name: str) -> bool:
 
 def resolved(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields as Bridge has them once it has filled in what one says of others: the number formats
-    (training/mixed_precision.py), the overlap (training/comm_overlap.py) and the length (scripts/training/
-    recipe_runner.py, Megatron-Bridge 0.6)."""
+    (training/mixed_precision.py), the distributed optimizer (training/config.py), the overlap
+    (training/comm_overlap.py) and the length (scripts/training/recipe_runner.py, Megatron-Bridge 0.6)."""
     values = dict(fields)
     stated = values.get(PRECISION)
     formats = known_recipes()["precisions"].get(stated, {}) if isinstance(stated, str) else {}
@@ -101,8 +103,10 @@ def resolved(fields: Mapping[str, Any]) -> dict[str, Any]:
         if section in (PRECISION, OVERLAP) and field:
             targets = (f"{place}.{field}" for place in ("model", "ddp", "optimizer"))
             values |= {each: value for each in targets if each in row_fields()}
+    shards = [f"{place}.use_distributed_optimizer" for place in ("ddp", "optimizer")]
+    values |= dict.fromkeys(shards, True) if any(values.get(name) for name in shards) else {}
     overlaps = any(name.startswith(f"{OVERLAP}.") for name in values)
-    if overlaps and (values.get("ddp.use_distributed_optimizer") or values.get("optimizer.use_distributed_optimizer")):
+    if overlaps and values.get(shards[0]):
         values |= {f"ddp.{name}": values.get(f"{OVERLAP}.{name}", True) for name in BUFFERS}
     if "dataset.seq_length" in values:
         values["model.seq_length"] = values["dataset.seq_length"]
@@ -137,16 +141,22 @@ def megatron_words(fields: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             yield (name, *_words(value, flag))
 
 
-def bridge_argument(group: Sequence[str]) -> tuple[str, ...]:
-    """Return the field of Bridge's that a flag of Megatron-LM with its values sets, as `backend.extra_args` has it; a
-    flag that has none is a field of the model by its name."""
-    flag, *values = group
-    known = core_parser(NEWEST).flags.get(flag)
-    constants = [(name, value) for name, value in bridge_fields().get(flag, ()) if not isinstance(value, Parsed)]
-    name = next((name for name, _ in bridge_fields().get(flag, ())), f"model.{dest_of(flag)}")
-    if known is not None and known.values == 0:
-        return (f"{name}={field_text(constants[0][1] if constants else known.sets == 'True')}",)
-    return (f"{name}={' '.join(values)}",)
+def bridge_arguments(draft: RecipeDraft, stated: Container[str] | None = None) -> Callable[[Sequence[str]], list[str]]:
+    """Return a function that turns a flag of Megatron-LM with its values into `backend.extra_args` of Bridge. A field
+    that the recipe decides cannot be one of those, and is unread if it is among `stated`."""
+
+    def argument(group: Sequence[str]) -> list[str]:
+        flag, *values = group
+        known = core_parser(NEWEST).flags.get(flag)
+        name = next((name for name, _ in bridge_fields().get(flag, ())), f"model.{dest_of(flag)}")
+        on = field_text(known.sets == "True") if known is not None and known.values == 0 else " ".join(values)
+        if name not in row_fields():
+            return [f"{name}={on}"]
+        if stated is None or name in stated:
+            draft.leave_out((f"{name}={on}",), "no key of a recipe says it")
+        return []
+
+    return argument
 
 
 def field_text(value: Any) -> str:

@@ -40,7 +40,7 @@ OPTIMIZER_OF_THE_FILE = FlagClass(NEUTRAL, "the Trainer takes the optimizer that
 WEIGHT_FORMATS, NARROW = ("torch_dtype", "dtype"), (("bfloat16",), ("bf16",), ("float16",), ("fp16",))
 # transformers/trainer.py, 5.23: without DeepSpeed nothing casts, and torch's AdamW has states in the weights' format
 NARROW_STATES = FlagClass(
-    UNKNOWN, "without DeepSpeed gradients and optimizer states have this format, too", effect=DECIDES
+    UNKNOWN, "without DeepSpeed gradients and optimizer states are bf16 or fp16, too", effect=DECIDES
 )
 # transformers/training_args.py, 5.23: nothing is evaluated unless one of these is set
 EVALUATION_SWITCHES = ("do_eval", "do_predict", "eval_on_start", "eval_strategy", "evaluation_strategy")

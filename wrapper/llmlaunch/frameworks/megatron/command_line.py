@@ -115,7 +115,7 @@ def read_namespace(
     parsed: MegatronWords,
     command: TrainerCommand,
     version: str | None = None,
-    extra_argument: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple,
+    extra_argument: Callable[[Sequence[str]], list[str]] = list,
     requirements: Sequence[Requirement] = ALL_REQUIREMENTS,
 ) -> Reading:
     """Read values by `dest` into a draft that has the backend, and the model where its sizes are no arguments. `parsed`

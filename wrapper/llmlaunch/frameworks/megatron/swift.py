@@ -15,7 +15,7 @@ from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, job_name
 from llmlaunch.errors import NoVerdict
-from llmlaunch.frameworks.bridge.recipe_fields import bridge_argument
+from llmlaunch.frameworks.bridge.recipe_fields import bridge_arguments
 from llmlaunch.frameworks.deepspeed.trainer_table import trainer_group
 from llmlaunch.frameworks.flag_classes import NEUTRAL
 from llmlaunch.frameworks.megatron.command_line import model_values, read_namespace
@@ -110,7 +110,7 @@ def _read(command: TrainerCommand, options: ScriptOptions, dialect: Dialect) -> 
         draft.training["adapters"] = {"rank": LORA_RANK if rank is None else rank}
         draft.training["start_from"] = options.text("mcore_model", "load") or named or "weights"
     draft.not_rendered = f"{dialect.trainer} is started by its own programs, which llmlaunch does not render"
-    extra = bridge_argument if tuner == LORA else tuple
+    extra = bridge_arguments(draft) if tuner == LORA else list
     return read_namespace(draft, {**sizes, **parsed.values}, parsed, command, extra_argument=extra)
 
 
