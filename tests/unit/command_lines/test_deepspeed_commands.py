@@ -356,6 +356,18 @@ def test_axolotls_preference_tuning_and_splits_are_not_priced() -> None:
     }
 
 
+def test_a_ds_config_is_read_as_deepspeed_reads_it() -> None:
+    text = """{ # of mine
+        "zero_optimization": {"stage": 3,}, // the third
+        "train_micro_batch_size_per_gpu": 2, /* all
+        lines */ "wandb": {"group": "a # b, }",},
+    }"""
+    words = "--deepspeed_config=ds.json --model meta-llama/Llama-3.1-8B --seq_length 2048 --steps 10"
+    reading = read("train.py", words, files={"ds.json": text})
+    assert (layout(reading)["zero_stage"], layout(reading)["micro_batch_size"]) == (3, 2)
+    assert reading.document["backend"]["ds_config"]["wandb"] == {"group": "a # b, }"}
+
+
 def test_open_instruct_trains_as_its_own_arguments_say() -> None:
     words = "--model_name_or_path meta-llama/Llama-3.1-8B --max_seq_length 4096 --max_train_steps 50 --with_tracking"
     reading = read("open_instruct/finetune.py", f"{words} --use_lora True --checkpointing_steps epoch")

@@ -190,7 +190,8 @@ def _words(command: TrainerCommand, draft: RecipeDraft) -> tuple[Sequence[str], 
     words = list(command.arguments)
     if PurePath(command.trainer).name in COMMANDS and words and not words[0].startswith("-"):
         words = words[1:]  # `train` of llamafactory-cli, `sft` of trl and swift
-    if words and words[0].lower().endswith((".yaml", ".yml", ".json")) and not is_unset(words[0]):
+    names_file = bool(words) and words[0].lower().endswith((".yaml", ".yml", ".json")) and words[0][0] != "-"
+    if names_file and not is_unset(words[0]):
         inside = words_of_file(_arguments_in(command, words[0]), draft)
         rest = [part for word in words[1:] for part in _as_option(word)]
         return (*inside, *rest), ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from llmlaunch.rundir.values import shortened
 
 __all__ = ["DsConfig", "ds_config_of", "keep_precision", "parse_ds_config", "read_mapping"]
 
+COMMENT, LAST_COMMA = r"(?:#|//)[^\n]*|/\*.*?(?:\*/|\Z)", r",(?=\s*[}\]])"
 ZERO = "zero_optimization"
 PRECISION = "training.precision"
 OFFLOADED = {"offload_optimizer": "layout.offload_optimizer", "offload_param": "layout.offload_parameters"}
@@ -45,8 +47,11 @@ def read_mapping(text: str, name: str, kind: str) -> dict[str, Any]:
 
 
 def parse_ds_config(text: str, name: str) -> DsConfig:
-    """Return the settings of a ds_config.json. Raises UserError for what is none, and for a key that has another form
-    than DeepSpeed takes."""
+    """Return the settings of a ds_config.json, in which comments and a comma at the end of a list may stand: DeepSpeed
+    reads HJSON (runtime/config.py, 0.19.8). Raises UserError for what is none, and for a key that has another form than
+    DeepSpeed takes."""
+    for dropped in (COMMENT, LAST_COMMA):
+        text = re.sub(rf'("(?:\\.|[^"\\])*(?:"|\Z))|{dropped}', lambda match: match[1] or "", text, flags=re.DOTALL)
     return ds_config_of(parse_object(text, name, "a ds_config.json"), name)
 
 
