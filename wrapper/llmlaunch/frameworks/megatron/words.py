@@ -174,6 +174,7 @@ def _take(result: MegatronWords, name: str, flag: ParserFlag, words: list[str], 
         result.unread.append(UnreadWords(result.words[dest], f"{' '.join((name, *words))} stands after it and wins"))
     if any(map(is_unset, words)):
         result.unset[dest] = (name, *words)
+        result.values.pop(dest, None)  # of the same flag before it, which this one replaces
         return
     try:
         value: Value = _value_of(name, flag, words)
