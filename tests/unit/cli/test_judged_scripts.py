@@ -397,3 +397,8 @@ def test_a_script_imports_few_modules_beyond_those_of_a_recipe(llmlaunch: Comman
     llmlaunch("init", "--from", name, *CLUSTER, "-o", "recipe.yaml")
     more = modules_of(name, *CLUSTER) - modules_of("recipe.yaml")
     assert len(more) <= MOST_MODULES, sorted(more)
+
+
+def test_a_recipe_imports_nothing_that_reads_scripts() -> None:
+    rooms = {name.split(".")[1] for name in modules_of(str(asset("recipes", "llama3-8b.yaml")))}
+    assert not rooms & {"command_lines", "imports"}

@@ -12,7 +12,7 @@ import click
 from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import (
-    ScriptOptions,
+    ScriptInput,
     Steps,
     exit_code_with_launch,
     is_script,
@@ -52,7 +52,7 @@ def check_command(
     recipe: str | None,
     overrides: tuple[str, ...],
     megatron_args: str | None,
-    script: ScriptOptions,
+    script: ScriptInput,
     replan: bool,
     verbose: bool,
     as_json: bool,
@@ -88,7 +88,7 @@ def _check_script(
     name: str | None,
     overrides: tuple[str, ...],
     megatron_args: str | None,
-    script: ScriptOptions,
+    script: ScriptInput,
     verbose: bool,
     as_json: bool,
 ) -> int:

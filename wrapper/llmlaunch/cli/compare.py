@@ -11,7 +11,7 @@ import click
 
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import (
-    ScriptOptions,
+    ScriptInput,
     exit_code_with_launch,
     is_script,
     recipe_or_script,
@@ -47,7 +47,7 @@ def compare_command(
     clusters: str,
     nodes: str | None,
     prices: tuple[str, ...],
-    script: ScriptOptions,
+    script: ScriptInput,
     as_json: bool,
 ) -> int:
     """Plan RECIPE on each cluster with each number of nodes; rank them by days, with GPU-hours and price.
@@ -82,7 +82,7 @@ def _compare_script(
     clusters: Sequence[str],
     counts: Sequence[int],
     prices: Mapping[str, float],
-    script: ScriptOptions,
+    script: ScriptInput,
     as_json: bool,
 ) -> int:
     """Plan the job of a script on each cluster. One without a verdict on the first has none."""
@@ -166,7 +166,7 @@ def _price(word: str) -> tuple[str, float]:
 @click.argument("second", metavar="B")
 @script_options
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
-def diff_command(first: str, second: str, script: ScriptOptions, as_json: bool) -> int:
+def diff_command(first: str, second: str, script: ScriptInput, as_json: bool) -> int:
     """Say what differs between A and B, and what it costs in memory and time.
 
     Each is a recipe, a script, a lock (`plan --lock`), a plan.json, or a run by its directory or id. A recipe or a
@@ -204,7 +204,7 @@ def diff_command(first: str, second: str, script: ScriptOptions, as_json: bool) 
     return int(result["differ"])
 
 
-def _script_job(name: str, script: ScriptOptions) -> ExistingJob:
+def _script_job(name: str, script: ScriptInput) -> ExistingJob:
     """Return the job of a script. Raises NoVerdict where what decides its memory was not read."""
     from llmlaunch.app.existing_job import ExistingJob
     from llmlaunch.cli.scripts import job_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from llmlaunch.cli.output import say
-from llmlaunch.cli.planning import ScriptOptions
+from llmlaunch.cli.planning import ScriptInput
 from llmlaunch.command_lines.recipe_draft import LEFT_OUT
 from llmlaunch.imports.recipe_file import RecipeSource, read_with_settings, recipe_text
 from llmlaunch.rundir.values import counted
@@ -35,7 +35,7 @@ def recipe_from_script(
     return name, text
 
 
-def recipe_beside(path: Path, overrides: Sequence[str], script: ScriptOptions) -> tuple[Path, str]:
+def recipe_beside(path: Path, overrides: Sequence[str], script: ScriptInput) -> tuple[Path, str]:
     """Return where the recipe of a script lies beside it, and its text; say on stderr how it differs from the script.
     `overrides` are `KEY=VALUE` words for the recipe."""
     name, text = recipe_from_script(path, (), (*script.settings, *overrides), script.cluster, script.number)

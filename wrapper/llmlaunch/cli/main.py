@@ -24,7 +24,7 @@ __all__ = ["cli", "load_command", "main"]
 COMMANDS = {
     "init": ("init", "Write a starter recipe, or a profile of this cluster."),
     "check": ("check", "Plan a recipe, show its memory and time; submit nothing."),
-    "plan": ("planning", "Show the ranked layouts and why others were refused."),
+    "plan": ("plan", "Show the ranked layouts and why others were refused."),
     "compare": ("compare", "Rank clusters and numbers of nodes by days and price."),
     "diff": ("compare", "Say what differs between two recipes, plans or runs."),
     "render": ("planning", "Write the run directory."),

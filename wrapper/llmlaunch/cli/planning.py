@@ -1,11 +1,12 @@
-"""`llmlaunch plan`, `render` and `explain-args`: what a recipe becomes, before anything is submitted."""
+"""`llmlaunch render` and `explain-args`: what a recipe becomes, before anything is submitted; and what all commands that
+plan one have in common."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -18,7 +19,6 @@ from llmlaunch.cli.next_steps import run_path
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
-from llmlaunch.planner.plan import Candidate
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.values import printable, to_type
@@ -26,12 +26,11 @@ from llmlaunch.verdicts import TIGHT
 
 if TYPE_CHECKING:
     from llmlaunch.app.existing_job import ExistingJob, UndecidedJob
-    from llmlaunch.planner.neighbours import Neighbour
     from llmlaunch.readiness.readiness import Readiness
 
 __all__ = [
     "NO_SCRIPT",
-    "ScriptOptions",
+    "ScriptInput",
     "Steps",
     "exit_code_with_launch",
     "explain_args_command",
@@ -39,7 +38,6 @@ __all__ = [
     "mending_steps",
     "note_doubts",
     "placement_lines",
-    "plan_command",
     "planned",
     "recipe_arguments",
     "recipe_or_script",
@@ -73,7 +71,7 @@ def recipe_or_script(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class ScriptOptions:
+class ScriptInput:
     """What is said of a script on the command line beside its path."""
 
     cluster: str | None = None
@@ -88,7 +86,7 @@ class ScriptOptions:
             )
 
 
-NO_SCRIPT = ScriptOptions()
+NO_SCRIPT = ScriptInput()
 
 
 def script_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +96,7 @@ def script_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def together(
         *arguments: Any, cluster: str | None, settings: tuple[str, ...], number: int | None, **options: Any
     ) -> Any:
-        return function(*arguments, script=ScriptOptions(cluster, settings, number), **options)
+        return function(*arguments, script=ScriptInput(cluster, settings, number), **options)
 
     for option in (
         click.option(
@@ -116,7 +114,7 @@ def script_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return together
 
 
-def is_script(name: str, script: ScriptOptions = NO_SCRIPT) -> bool:
+def is_script(name: str, script: ScriptInput = NO_SCRIPT) -> bool:
     """Return whether a file is a shell script rather than a recipe, by its ending or its first line; where a cluster
     is named beside it, also whether it is a file of training arguments, or a ds_config.json."""
     if name.endswith(SCRIPT_SUFFIXES):
@@ -232,13 +230,6 @@ def steps_to_submit(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     return [(to_type("submit", *words), "after fixing the warnings above" if missing else "")]
 
 
-def _steps_after_plan(run: PlannedRun, words: tuple[str, ...]) -> Steps:
-    """Return the command that submits the plan; that which names what the job lacks, where `submit` would refuse."""
-    if run.readiness.missing or run.slurm_request.missing:
-        return [(to_type("check", *words), "names what the job still lacks")]
-    return steps_to_submit(run, words)
-
-
 def mending_steps(run: PlannedRun, in_words: str = "") -> Steps:
     """Return the nearest changes under which the plan may run, as overrides of what was typed. `in_words` is the
     smallest of them as a script says it."""
@@ -262,126 +253,6 @@ def placement_lines(run: PlannedRun) -> list[str]:
     from llmlaunch.report.plan_text import placement_text
 
     return [placement_text(run.placement)]
-
-
-@click.command("plan")
-@recipe_or_script
-@script_options
-@verbose_option
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("--pareto", "with_front", is_flag=True, help="Also the Pareto front of step time against head-room.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Also draw the grid of layouts as a heat map, .svg.")
-@click.option("--html", type=click.Path(path_type=Path), help="Also write all of it as one page for a browser, .html.")
-@click.option("--lock", "locks", is_flag=True, help="Keep to this plan from now on: write it beside RECIPE.")
-def plan_command(
-    recipe: str,
-    overrides: tuple[str, ...],
-    script: ScriptOptions,
-    verbose: bool,
-    as_json: bool,
-    with_front: bool,
-    plot: Path | None,
-    html: Path | None,
-    locks: bool,
-) -> int:
-    """Show the layouts of RECIPE ranked by step time, what each neighbouring choice would cost, and how many were
-    refused for what. A lock beside RECIPE is left aside. The layout of a SCRIPT is its own.
-
-    \b
-    llmlaunch plan recipe.yaml
-    llmlaunch plan recipe.yaml --lock     keep this plan: a file to commit
-
-    Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe. 5:
-    no verdict, because what decides memory was not read.
-    """
-    job: ExistingJob | None = None
-    if is_script(recipe, script):
-        ended = _script_job(recipe, overrides, script, verbose, as_json, locks)
-        if isinstance(ended, int):
-            return ended
-        job, run = ended, ended.run
-    else:
-        script.refuse_for(recipe)
-        run = planned(recipe, overrides, replan=True)
-    neighbours = run.neighbours()
-    front = run.pareto_front() if with_front else None
-    if plot is not None:
-        from llmlaunch.report.grid_plot import write_grid_plot
-
-        write_grid_plot(run.setting, run.search, run.plan, plot)
-    if html is not None:
-        from llmlaunch.report.plan_page import write_plan_page
-
-        command = to_type("plan", recipe, *overrides, "--html", html)
-        write_plan_page(run.setting, run.search, run.plan, neighbours, command, html)
-        notify(f"wrote {html}: open it in a browser")
-    if as_json:
-        extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
-        print_json(
-            (run.json if job is None else job.as_json())
-            | {"neighbours": [neighbour.as_json() for neighbour in neighbours]}
-            | extra
-        )
-    else:
-        if job is not None:
-            say_launch(job)
-        _show_plan(run, neighbours, front, verbose)
-    code = say_why_not(run)
-    code = code if job is None else exit_code_with_launch(job, code)
-    if code == 0 and locks:
-        notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
-    if not as_json:
-        more = [] if verbose else [(to_type(*sys.argv[1:], "-v"), "every layout and reason")]
-        say_next(*_after_plan(run, job, (recipe, *overrides), script, code), *more)
-    return code
-
-
-def _script_job(
-    name: str, overrides: tuple[str, ...], script: ScriptOptions, verbose: bool, as_json: bool, locks: bool
-) -> ExistingJob | int:
-    """Return the job of a script after what a person should know of its reading, or the exit code of one without a
-    verdict."""
-    from llmlaunch.cli.scripts import job_with_verdict, reading_notes
-
-    if locks:
-        command = to_type("init", "--from", name)
-        raise UserError(f"{name}: --lock: a lock lies beside a recipe, which `{command}` makes of it")
-    job = job_with_verdict(name, overrides, script, verbose, as_json)
-    if isinstance(job, int):
-        return job
-    notes = reading_notes(job)
-    for note in notes if verbose or as_json else []:
-        notify(note)
-    return job
-
-
-def _after_plan(
-    run: PlannedRun, job: ExistingJob | None, words: tuple[str, ...], script: ScriptOptions, code: int
-) -> Steps:
-    """Return what to type after the plan of a recipe or a script, whose path and overrides are `words`."""
-    if job is not None:
-        from llmlaunch.cli.scripts import steps_after_script
-
-        return steps_after_script(job, script, words[1:])
-    return _steps_after_plan(run, words) if code == 0 else mending_steps(run)
-
-
-def _show_plan(
-    run: PlannedRun, neighbours: Sequence[Neighbour], front: Sequence[Candidate] | None, verbose: bool
-) -> None:
-    from llmlaunch.report.check_screen import plan_screen
-    from llmlaunch.report.plan_text import front_text, plan_text
-    from llmlaunch.report.terminal import shown_on
-    from llmlaunch.report.text import print_verdict
-
-    if verbose:
-        print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.verdict_with_budget)
-        for line in placement_lines(run):
-            say(line)
-        return
-    click.echo(plan_screen(run.recipe, run.plan, neighbours, shown_on()))
-    for line in [] if front is None else front_text(run.plan, front):
-        say(line)
 
 
 @click.command("render")

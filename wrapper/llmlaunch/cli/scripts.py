@@ -21,7 +21,7 @@ from llmlaunch.app.existing_job import (
 from llmlaunch.cli.output import notify, print_json, say_next
 from llmlaunch.cli.planning import (
     NO_SCRIPT,
-    ScriptOptions,
+    ScriptInput,
     Steps,
     exit_code_with_launch,
     mending_steps,
@@ -48,7 +48,7 @@ __all__ = [
 def job_of(
     name: str | None,
     overrides: Sequence[str],
-    script: ScriptOptions = NO_SCRIPT,
+    script: ScriptInput = NO_SCRIPT,
     megatron_args: str | None = None,
 ) -> ExistingJob | UndecidedJob:
     """Plan the job of a script, or of Megatron-LM's arguments, beside which `name` is an override."""
@@ -62,7 +62,7 @@ def job_of(
 def job_with_verdict(
     name: str | None,
     overrides: Sequence[str],
-    script: ScriptOptions,
+    script: ScriptInput,
     verbose: bool,
     as_json: bool,
     megatron_args: str | None = None,
@@ -121,14 +121,14 @@ def end_undecided(job: UndecidedJob, verbose: bool, as_json: bool) -> int:
     return code
 
 
-def script_words(script: ScriptOptions) -> tuple[str, ...]:
+def script_words(script: ScriptInput) -> tuple[str, ...]:
     """Return the options of a script as they are typed."""
     words = ["--cluster", script.cluster] if script.cluster else []
     words += [word for setting in script.settings for word in ("--set", setting)]
     return (*words, *(("--command", str(script.number)) if script.number else ()))
 
 
-def steps_after_script(job: ExistingJob, script: ScriptOptions, overrides: Sequence[str] = ()) -> Steps:
+def steps_after_script(job: ExistingJob, script: ScriptInput, overrides: Sequence[str] = ()) -> Steps:
     """Return what to type after the plan of a script or of arguments, as it was read with these options."""
     source = job.source
     if not job.run.plan.good:

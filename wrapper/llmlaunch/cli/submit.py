@@ -17,7 +17,7 @@ from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of
 from llmlaunch.cli.next_steps import Step, run_path, while_going_on
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import (
-    ScriptOptions,
+    ScriptInput,
     is_script,
     note_doubts,
     planned,
@@ -71,7 +71,7 @@ class SubmitCommand(click.Command):
 @click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs (see llmlaunch nodes).")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The run directory; runs/NAME-TIME unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
-def submit_command(recipe: str, overrides: tuple[str, ...], script: ScriptOptions, **options: Any) -> int:
+def submit_command(recipe: str, overrides: tuple[str, ...], script: ScriptInput, **options: Any) -> int:
     """Plan RECIPE, write its run directory, submit it to SLURM, or run it here where there is none.
 
     Several recipes, or several values of a key (training.steps=100,200), are several runs: all of them or none. Of a
@@ -145,7 +145,7 @@ class _Request:
             raise UserError("--test-only: asks SLURM about one run; --dry-run shows several")
 
 
-def _try_script(recipe: str, overrides: Sequence[str], script: ScriptOptions, request: _Request) -> int:
+def _try_script(recipe: str, overrides: Sequence[str], script: ScriptInput, request: _Request) -> int:
     """Show what would be submitted of a script, or ask SLURM about it; no file is written."""
     from llmlaunch.app.planned_run import plan
     from llmlaunch.cli.init_from import recipe_beside
@@ -161,7 +161,7 @@ def _try_script(recipe: str, overrides: Sequence[str], script: ScriptOptions, re
     return _show(run, choice, request) if request.dry_run else _test(run, choice, request.as_json)
 
 
-def _recipe_of_script(recipe: str, overrides: Sequence[str], script: ScriptOptions) -> str:
+def _recipe_of_script(recipe: str, overrides: Sequence[str], script: ScriptInput) -> str:
     """Write the recipe of a script beside it and return its path, if the person wants that submitted.
 
     Raises UserError where nobody can be asked, and for a file that exists already.

@@ -1,0 +1,164 @@
+"""`llmlaunch plan`: the layouts of a recipe ranked, and what each neighbouring choice would cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from llmlaunch.app.planned_run import PlannedRun
+from llmlaunch.cli.output import notify, print_json, say, say_next
+from llmlaunch.cli.planning import (
+    ScriptInput,
+    Steps,
+    exit_code_with_launch,
+    is_script,
+    mending_steps,
+    placement_lines,
+    planned,
+    recipe_or_script,
+    say_launch,
+    say_why_not,
+    script_options,
+    steps_to_submit,
+    verbose_option,
+)
+from llmlaunch.errors import UserError
+from llmlaunch.planner.plan import Candidate
+from llmlaunch.rundir.values import to_type
+
+if TYPE_CHECKING:
+    from llmlaunch.app.existing_job import ExistingJob
+    from llmlaunch.planner.neighbours import Neighbour
+
+__all__ = ["plan_command"]
+
+
+@click.command("plan")
+@recipe_or_script
+@script_options
+@verbose_option
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@click.option("--pareto", "with_front", is_flag=True, help="Also the Pareto front of step time against head-room.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Also draw the grid of layouts as a heat map, .svg.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write all of it as one page for a browser, .html.")
+@click.option("--lock", "locks", is_flag=True, help="Keep to this plan from now on: write it beside RECIPE.")
+def plan_command(
+    recipe: str,
+    overrides: tuple[str, ...],
+    script: ScriptInput,
+    verbose: bool,
+    as_json: bool,
+    with_front: bool,
+    plot: Path | None,
+    html: Path | None,
+    locks: bool,
+) -> int:
+    """Show the layouts of RECIPE ranked by step time, what each neighbouring choice would cost, and how many were
+    refused for what. A lock beside RECIPE is left aside. The layout of a SCRIPT is its own.
+
+    \b
+    llmlaunch plan recipe.yaml
+    llmlaunch plan recipe.yaml --lock     keep this plan: a file to commit
+
+    Exit code 0: safe, or tight and accepted by the recipe. 2: the recipe is invalid. 3: no layout is safe. 5:
+    no verdict, because what decides memory was not read.
+    """
+    job: ExistingJob | None = None
+    if is_script(recipe, script):
+        ended = _script_job(recipe, overrides, script, verbose, as_json, locks)
+        if isinstance(ended, int):
+            return ended
+        job, run = ended, ended.run
+    else:
+        script.refuse_for(recipe)
+        run = planned(recipe, overrides, replan=True)
+    neighbours = run.neighbours()
+    front = run.pareto_front() if with_front else None
+    if plot is not None:
+        from llmlaunch.report.grid_plot import write_grid_plot
+
+        write_grid_plot(run.setting, run.search, run.plan, plot)
+    if html is not None:
+        from llmlaunch.report.plan_page import write_plan_page
+
+        command = to_type("plan", recipe, *overrides, "--html", html)
+        write_plan_page(run.setting, run.search, run.plan, neighbours, command, html)
+        notify(f"wrote {html}: open it in a browser")
+    if as_json:
+        extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
+        print_json(
+            (run.json if job is None else job.as_json())
+            | {"neighbours": [neighbour.as_json() for neighbour in neighbours]}
+            | extra
+        )
+    else:
+        if job is not None:
+            say_launch(job)
+        _show_plan(run, neighbours, front, verbose)
+    code = say_why_not(run)
+    code = code if job is None else exit_code_with_launch(job, code)
+    if code == 0 and locks:
+        notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
+    if not as_json:
+        more = [] if verbose else [(to_type(*sys.argv[1:], "-v"), "every layout and reason")]
+        say_next(*_after_plan(run, job, (recipe, *overrides), script, code), *more)
+    return code
+
+
+def _script_job(
+    name: str, overrides: tuple[str, ...], script: ScriptInput, verbose: bool, as_json: bool, locks: bool
+) -> ExistingJob | int:
+    """Return the job of a script after what a person should know of its reading, or the exit code of one without a
+    verdict."""
+    from llmlaunch.cli.scripts import job_with_verdict, reading_notes
+
+    if locks:
+        command = to_type("init", "--from", name)
+        raise UserError(f"{name}: --lock: a lock lies beside a recipe, which `{command}` makes of it")
+    job = job_with_verdict(name, overrides, script, verbose, as_json)
+    if isinstance(job, int):
+        return job
+    notes = reading_notes(job)
+    for note in notes if verbose or as_json else []:
+        notify(note)
+    return job
+
+
+def _after_plan(
+    run: PlannedRun, job: ExistingJob | None, words: tuple[str, ...], script: ScriptInput, code: int
+) -> Steps:
+    """Return what to type after the plan of a recipe or a script, whose path and overrides are `words`."""
+    if job is not None:
+        from llmlaunch.cli.scripts import steps_after_script
+
+        return steps_after_script(job, script, words[1:])
+    return _steps_after_plan(run, words) if code == 0 else mending_steps(run)
+
+
+def _show_plan(
+    run: PlannedRun, neighbours: Sequence[Neighbour], front: Sequence[Candidate] | None, verbose: bool
+) -> None:
+    from llmlaunch.report.check_screen import plan_screen
+    from llmlaunch.report.plan_text import front_text, plan_text
+    from llmlaunch.report.terminal import shown_on
+    from llmlaunch.report.text import print_verdict
+
+    if verbose:
+        print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.verdict_with_budget)
+        for line in placement_lines(run):
+            say(line)
+        return
+    click.echo(plan_screen(run.recipe, run.plan, neighbours, shown_on()))
+    for line in [] if front is None else front_text(run.plan, front):
+        say(line)
+
+
+def _steps_after_plan(run: PlannedRun, words: tuple[str, ...]) -> Steps:
+    """Return the command that submits the plan; that which names what the job lacks, where `submit` would refuse."""
+    if run.readiness.missing or run.slurm_request.missing:
+        return [(to_type("check", *words), "names what the job still lacks")]
+    return steps_to_submit(run, words)
