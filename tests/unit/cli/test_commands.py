@@ -372,8 +372,8 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "rehearse": ["as_json", "install_frameworks", "output", "overrides", "place", "rank", "recipe"],
         "schema": ["name", "output"],
         "submit": [
-            *("after", "array", "array_limit", "as_json", "chain", "cluster", "dependency", "dry_run", "follow", "full"),
-            *("grid", "local", "no_exclude", "number", "on", "output", "overrides", "raw", "recipe", "replan"),
+            *("after", "array", "array_limit", "as_json", "chain", "cluster", "dependency", "dry_run", "follow"),
+            *("full", "grid", "local", "no_exclude", "number", "on", "output", "overrides", "raw", "recipe", "replan"),
             *("settings", "test_only"),
         ],
         "observe": ["archive", "command", "directory", "interval"],

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES
+from llmlaunch.planner.candidate import yaml_text
 from llmlaunch.planner.plan import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import offered_values
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import Advice, smallest_change, yaml_text
+from llmlaunch.planner.smallest_change import Advice, smallest_change
 from support.plans import gallery_setting, plan_of, setting_for
 
 SMALL = ("cluster=a100-40gb-x8", "nodes=1", "training.global_batch_size=32")

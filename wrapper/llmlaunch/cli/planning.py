@@ -233,7 +233,7 @@ def steps_to_submit(run: PlannedRun, words: tuple[str, ...]) -> Steps:
 def mending_steps(run: PlannedRun, in_words: str = "") -> Steps:
     """Return the nearest changes under which the plan may run, as overrides of what was typed. `in_words` is the
     smallest of them as a script says it."""
-    from llmlaunch.planner.smallest_change import yaml_text
+    from llmlaunch.planner.candidate import yaml_text
 
     plan, words = run.plan, sys.argv[1:]
     steps = []

@@ -3,15 +3,19 @@ did not choose: a faster one, a fuller one, and the one that would be chosen if 
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from llmlaunch.frameworks.base import SWITCH_NAMES
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
-__all__ = ["Candidate", "ChangedChoice", "FasterLayout", "FullerLayout", "HabitPrice"]
+__all__ = ["Candidate", "Change", "ChangedChoice", "FasterLayout", "FullerLayout", "HabitPrice", "yaml_text"]
 
 
 @frozen
@@ -126,3 +130,34 @@ def _switch_labels(techniques: Techniques) -> list[str]:
             shown = "+".join(value) if isinstance(value, tuple) else value
             labels.append(name if value is True else f"{name}={shown}")
     return labels
+
+
+@frozen
+class Change:
+    """A change of a recipe. `settings` maps dotted keys to what to write there, None to remove the key; `before` holds
+    the present values of those keys. `recipe` is the changed recipe and `layout` its fastest safe layout."""
+
+    settings: Mapping[str, Any]
+    recipe: Recipe
+    layout: Layout
+    before: Mapping[str, Any] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        """Return the change as one clause: `set layout.tensor: 8 (from 4) and layout.data: 4 (from 8)`."""
+        clauses = [self._clause(key, value) for key, value in self.settings.items()]
+        runs = (f"{verb} {' and '.join(what for _, what in run)}" for verb, run in groupby(clauses, key=itemgetter(0)))
+        return " and ".join(runs)
+
+    def _clause(self, key: str, value: Any) -> tuple[str, str]:
+        if value is None:
+            return "remove", key
+        if key not in self.before:
+            return "add", f"{key}: {yaml_text(value)}"
+        return "set", f"{key}: {yaml_text(value)} (from {yaml_text(self.before[key])})"
+
+
+def yaml_text(value: Any) -> str:
+    """Return a value as YAML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"[{', '.join(map(yaml_text, value))}]" if isinstance(value, (list, tuple)) else str(value)

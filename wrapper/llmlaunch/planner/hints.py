@@ -16,6 +16,7 @@ import numpy as np
 
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
+from llmlaunch.planner.candidate import yaml_text
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Plan
@@ -23,7 +24,7 @@ from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
 from llmlaunch.planner.relaxed_pins import as_pin, relax_pins
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import BELONGS, stated_value, yaml_text
+from llmlaunch.planner.smallest_change import BELONGS, stated_value
 from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import Recipe
 

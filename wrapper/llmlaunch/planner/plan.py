@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.support import NO_TIME_EVIDENCE, Rehearsal, Support, TimeEvidence
@@ -13,16 +13,13 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate
 from llmlaunch.memory.job import NO_CORRECTION, Correction
-from llmlaunch.planner.candidate import Candidate, ChangedChoice, FasterLayout, FullerLayout
+from llmlaunch.planner.candidate import Candidate, Change, ChangedChoice, FasterLayout, FullerLayout
 from llmlaunch.planner.outlook import ExpectedEnd, FasterOnFewer
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.timing.step import evaluation_seconds
 from llmlaunch.units import GIB, HOUR
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
-
-if TYPE_CHECKING:
-    from llmlaunch.planner.smallest_change import Change
 
 __all__ = [
     "NO_LAYOUT",

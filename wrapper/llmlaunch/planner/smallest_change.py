@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
@@ -13,9 +13,9 @@ import numpy as np
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
+from llmlaunch.planner.candidate import Candidate, Change
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.least_nodes import LeastDevices
-from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
 from llmlaunch.planner.relaxed_pins import AMOUNTS, RelaxedSearch, as_pin, pin_distance, relax_pins, search_relaxed
 from llmlaunch.planner.search import search
@@ -30,13 +30,11 @@ from llmlaunch.techniques import NO_TECHNIQUES
 __all__ = [
     "BELONGS",
     "Advice",
-    "Change",
     "find_advice",
     "fixed_value",
     "smallest_change",
     "stated_value",
     "unfixed",
-    "yaml_text",
 ]
 
 
@@ -48,37 +46,6 @@ BELONGS = {
     "offload_checkpoints": "full",
 }
 NOTHING: Mapping[str, Any] = {}
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of a recipe. `settings` maps dotted keys to what to write there, None to remove the key; `before` holds
-    the present values of those keys. `recipe` is the changed recipe and `layout` its fastest safe layout."""
-
-    settings: Mapping[str, Any]
-    recipe: Recipe
-    layout: Layout
-    before: Mapping[str, Any] = field(default_factory=dict)
-
-    def sentence(self) -> str:
-        """Return the change as one clause: `set layout.tensor: 8 (from 4) and layout.data: 4 (from 8)`."""
-        clauses = [self._clause(key, value) for key, value in self.settings.items()]
-        runs = (f"{verb} {' and '.join(what for _, what in run)}" for verb, run in groupby(clauses, key=itemgetter(0)))
-        return " and ".join(runs)
-
-    def _clause(self, key: str, value: Any) -> tuple[str, str]:
-        if value is None:
-            return "remove", key
-        if key not in self.before:
-            return "add", f"{key}: {yaml_text(value)}"
-        return "set", f"{key}: {yaml_text(value)} (from {yaml_text(self.before[key])})"
-
-
-def yaml_text(value: Any) -> str:
-    """Return a value as YAML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"[{', '.join(map(yaml_text, value))}]" if isinstance(value, (list, tuple)) else str(value)
 
 
 # What each part of the search may look at (`pricing_budget`): some seconds on one core, all parts together.
