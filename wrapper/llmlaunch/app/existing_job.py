@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,10 +86,6 @@ class ExistingJob(_OfScript):
     run: PlannedRun
     notes: tuple[str, ...]
     with_export: PlannedRun | None = None
-
-    @cached_property
-    def words(self) -> ScriptWords:
-        return ScriptWords(self.source)
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan in the shape of docs/schemas/plan.schema.json."""
@@ -218,7 +213,7 @@ def _undecided(
 
 
 def _decided(source: RecipeSource, cluster: str | None, overrides: Sequence[str], notify: Notify) -> ExistingJob:
-    words = ScriptWords(source)
+    words = source.words
     recipe, notes = _judged_recipe(source, words, cluster, overrides)
     run = plan(recipe, notify=notify, replan=True)
     with_export = _with_export(recipe, run)
@@ -343,7 +338,7 @@ def _clause(run: PlannedRun, words: ScriptWords) -> str:
 
 def change_in_words(job: ExistingJob) -> str:
     """Return the smallest change that makes the job safe, as a person makes it in the script; "" without one."""
-    return _clause(job.run, job.words)
+    return _clause(job.run, job.source.words)
 
 
 def hint_in_words(job: ExistingJob, hint: Hint) -> str:
@@ -357,7 +352,7 @@ def hint_in_words(job: ExistingJob, hint: Hint) -> str:
     try:
         changed = recipe_from(apply_overrides(document, [f"{hint.key}={json.dumps(hint.value)}"]))
         after = run.backend.render(changed, layout)
-        words = job.words.change({hint.key: hint.value}, run.backend.render(run.recipe, run.layout), after)
+        words = job.source.words.change({hint.key: hint.value}, run.backend.render(run.recipe, run.layout), after)
     except UserError:
         return hint.sentence()
     return f"{words}: {hint.sentence().partition('): ')[2]}"
@@ -381,7 +376,7 @@ def reading_lines(job: ExistingJob | UndecidedJob) -> list[str]:
             + "; ".join(source.trainings)
         )
     run = job.run if isinstance(job, ExistingJob) else job.assumed[-1].run
-    lines += [f"warning: {sentence}" for sentence in _never_saved(run, ScriptWords(source))]
+    lines += [f"warning: {sentence}" for sentence in _never_saved(run, source.words)]
     assumed = run.backend.facts(run.recipe).host.loading_assumed
     lines += [f"note: {source.path}: {assumed}"] if assumed else []
     if reading.not_rendered is not None:
@@ -401,7 +396,7 @@ def _never_saved(run: PlannedRun, words: ScriptWords) -> list[str]:
     if limit is None or seconds <= limit:
         return []
     time = words.line_of(r"^#SBATCH.*(--time\b|-t\b)")
-    ends = f"{words.source.path.name}:{time}" if time else words.place
+    ends = f"{words.path.name}:{time}" if time else words.place
     told = f"{ends}: the job ends after {duration(limit)}, and its steps take {duration(seconds)}"
     flags = framework_of(recipe).saves_at_the_end
     if any(flag.lstrip("-").replace("_", "-") in words.flags for flag in flags):

@@ -1,5 +1,5 @@
-"""`llmlaunch render` and `explain-args`: what a recipe becomes, before anything is submitted; and what all commands that
-plan one have in common."""
+"""`llmlaunch render` and `explain-args`: what a recipe becomes, before anything is submitted; and what the commands
+that plan one have in common."""
 
 from __future__ import annotations
 

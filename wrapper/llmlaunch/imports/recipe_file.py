@@ -68,6 +68,11 @@ class RecipeSource:
     keys: tuple[str, ...] = ()
 
     @property
+    def words(self) -> ScriptWords:
+        """The words of the script for what a recipe would call otherwise."""
+        return ScriptWords(self.path, self.command, self.reading.document, self.text)
+
+    @property
     def unset(self) -> tuple[Unset, ...]:
         """The variables without a value that a person may know; SLURM's are those of the job alone."""
         unset = () if self.command is None else self.command.unset
@@ -205,7 +210,7 @@ def recipe_text(
     try:
         if undecided:
             raise UserError(f"{undecided[0].key}: is not known")
-        words = ScriptWords(source)
+        words = source.words
         written = Document(words.place, "", document, words.places(document), {})
         changed = apply_overrides(written, from_working_directory(keys))
         recipe_from(changed, target.parent)

@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmlaunch.command_lines.command import TrainerCommand
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.frameworks.registry import framework_named
 from llmlaunch.rundir.values import shortened
@@ -16,7 +18,6 @@ from llmlaunch.rundir.values import shortened
 if TYPE_CHECKING:
     from llmlaunch.frameworks.base import Rendered
     from llmlaunch.frameworks.framework import Framework
-    from llmlaunch.imports.recipe_file import RecipeSource
 
 __all__ = ["ScriptWords"]
 
@@ -25,15 +26,19 @@ SETTINGS_FILES = ("--deepspeed", "--deepspeed-config")
 
 @dataclass(frozen=True)
 class ScriptWords:
-    """The words of one script, or of arguments without a script, for what a recipe would call otherwise."""
+    """The words of one script, or of arguments without a script, for what a recipe would call otherwise. `document` is
+    the recipe that was read of it, and `text` the script."""
 
-    source: RecipeSource
+    path: Path
+    command: TrainerCommand | None
+    document: Mapping[str, Any]
+    text: str
 
     @cached_property
     def place(self) -> str:
         """The place of the command that trains: `job.sh:12`."""
-        command = self.source.command
-        return str(self.source.path) if command is None else command.place
+        command = self.command
+        return str(self.path) if command is None else command.place
 
     @cached_property
     def flags(self) -> Mapping[str, str]:
@@ -41,7 +46,7 @@ class ScriptWords:
         with dashes inside. Of a flag that comes twice the last counts."""
         groups: dict[str, str] = {}
         name = ""
-        for word in () if self.source.command is None else self.source.command.arguments:
+        for word in () if self.command is None else self.command.arguments:
             if re.match(r"--?[A-Za-z]", word):
                 name = _plain_name(word.partition("=")[0])
                 groups[name] = word
@@ -52,14 +57,14 @@ class ScriptWords:
     @property
     def framework(self) -> Framework:
         """The framework that trains."""
-        return framework_named(_backend_name(self.source.reading.document))
+        return framework_named(_backend_name(self.document))
 
     def line_of(self, pattern: str) -> int:
         """Return the line of the script that holds what matches `pattern`: in the command that trains, else the last
         one before it, else any; 0 where there is none."""
-        lines = self.source.text.splitlines()
+        lines = self.text.splitlines()
         number = self.place.rpartition(":")[2]
-        first = int(number) if number.isdigit() and self.place.startswith(f"{self.source.path.name}:") else 0
+        first = int(number) if number.isdigit() and self.place.startswith(f"{self.path.name}:") else 0
         last = first
         while first and last < len(lines) and lines[last - 1].rstrip().endswith("\\"):
             last += 1
@@ -72,7 +77,7 @@ class ScriptWords:
         """Return the place of a flag of the trainer, by any spelling: `job.sh:14`."""
         spelling = self.flags.get(_plain_name(flag), flag).split()[0].partition("=")[0]
         line = self.line_of(rf"(?<![\w-]){re.escape(spelling)}(?![\w-])")
-        return f"{self.source.path.name}:{line}" if line else self.place
+        return f"{self.path.name}:{line}" if line else self.place
 
     def spelled(self, flag: str, values: str = "") -> str:
         """Return a flag with a value, as the script spells the flag where it has it."""
@@ -103,7 +108,7 @@ class ScriptWords:
         if section in patterns and len(path) > 1:
             line = self.line_of(patterns[section])
             shown = f"#SBATCH --{name}" if section == "slurm" else name
-            return f"{self.source.path.name}:{line} ({shown})" if line else ""
+            return f"{self.path.name}:{line} ({shown})" if line else ""
         for flag in names:
             written = self.flags.get(_plain_name(flag)) if flag.startswith("-") else None
             if written:
