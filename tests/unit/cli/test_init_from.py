@@ -93,7 +93,7 @@ def test_one_of_several_trainings_is_chosen(llmlaunch: CommandLine, folder: Path
     train = SCRIPT[SCRIPT.index("srun") :]
     (folder / "job.sbatch").write_text(SCRIPT + train.replace("pretrain_gpt.py", "pretrain_gpt.py --seed 7"))
     answer = llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1", "--command", "1")
-    assert "starts" not in answer.stderr
+    assert "starts 2 trainings" not in answer.stderr
     answer = llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1", "-o", "last.yaml")
     assert (
         "starts 2 trainings; the last is read:\n  --command 1: job.sbatch:14: torchrun pretrain_gpt.py" in answer.stderr
