@@ -210,6 +210,9 @@ def test_a_line_break_in_a_word_makes_no_second_line(folder: Path) -> None:
         ("cd /work/llm", "/work/llm"),
         ("cd $CHECKOUT", None),
         ("(cd /elsewhere; make)", None),
+        ("cd $SLURM_SUBMIT_DIR/code", "HERE/code"),
+        ("#SBATCH --chdir=/proj/code", "/proj/code"),
+        ("pushd /a; cd b", "/a/b"),
     ],
 )
 def test_the_folder_in_which_the_trainer_starts_is_that_which_the_script_enters(
@@ -222,3 +225,46 @@ def test_the_folder_in_which_the_trainer_starts_is_that_which_the_script_enters(
 def test_without_a_cd_the_trainer_starts_in_the_folder_where_it_is(folder: Path) -> None:
     (folder / "pretrain_gpt.py").write_text("")
     assert prepared(folder, "").workdir == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "workdir"),
+    [
+        ("srun --chdir=/x ", "/x"),
+        ("srun -D /x ", "/x"),
+        ("srun --container-image=a.sqsh --container-workdir=/w ", "/w"),
+        ("apptainer exec --nv --pwd /w a.sif ", "/w"),
+        ("srun --container-image=a.sqsh ", None),
+        ("srun --container-image=a.sqsh bash -c 'cd /w; {}'", "/w"),
+    ],
+)
+def test_options_of_srun_and_containers_say_the_folder_too(launcher: str, workdir: str | None, folder: Path) -> None:
+    training = launcher.format(TRAINING) if "{}" in launcher else launcher + TRAINING
+    assert prepared(folder, "", training).workdir == workdir
+
+
+def test_files_of_a_mounted_folder_are_looked_for_on_the_host(folder: Path) -> None:
+    (folder / "code").mkdir()
+    options = f"--container-image=a.sqsh --container-mounts={folder}:/w --container-workdir=/w/code"
+    command = prepared(folder, "", f"srun {options} {TRAINING}")
+    assert (command.workdir, command.folder) == ("/w/code", folder / "code")
+
+
+def test_set_a_exports_all_and_secrets_stay_names(folder: Path) -> None:
+    (folder / "site.env").write_text("DATA=/d\nHF_TOKEN=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH\n")
+    (folder / "job.sbatch").write_text(f"{HEAD}set -a; source site.env; set +a\nOWN=1\n{TRAINING}\n")
+    document = read_source(folder / "job.sbatch").reading.document
+    assert document["environment"] == {"DATA": "/d"}
+    assert document["secrets"] == ["HF_TOKEN"]
+
+
+def test_variables_for_a_container_are_its_own(folder: Path) -> None:
+    command = prepared(folder, "", f"apptainer exec --env A=1,B=x:y --env C=2 a.sif {TRAINING}")
+    assert command.environment == {"A": "1", "B": "x:y", "C": "2"}
+
+
+def test_the_environment_of_a_project_is_its_folder_or_is_asked_for(folder: Path) -> None:
+    assert "python: PATH" in prepared(folder, "", f"uv run {TRAINING}").left_out[0]
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "python").touch()
+    assert prepared(folder, "", f"uv run {TRAINING}").python == str(folder / ".venv" / "bin" / "python")

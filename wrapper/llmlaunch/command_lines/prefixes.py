@@ -127,7 +127,10 @@ def _one_less(prefix: Prefix, words: list[str]) -> list[str] | None:
         return None
     options, rest = _options(wrapper, rest[1:] if wrapper.commands else rest)
     operands, rest = rest[: wrapper.operands], rest[wrapper.operands :]
-    prefix.environment |= _assigned([value for option, value in options if option in wrapper.variables])
+    for option, value in options:
+        if option in wrapper.variables:  # Apptainer takes several in a word
+            several = wrapper.runtime in ("apptainer", "singularity")
+            prefix.environment |= _assigned(re.split(r",(?=[A-Za-z_]\w*=)", value) if several else [value])
     if wrapper.runtime and operands:
         mounts = [value for option, value in options if option in wrapper.mounts]
         prefix.container = ScriptContainer(operands[0], _mounts(wrapper, mounts, prefix), wrapper.runtime)

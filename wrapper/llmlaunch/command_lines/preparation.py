@@ -65,8 +65,9 @@ def prepared(
     if commands[index:]:
         reader.add_launch(commands[index])
     environment = {name: value for name, value in training.environment.items() if name not in reader.exported}
-    if "PYTHONPATH" in environment:
-        environment["PYTHONPATH"] = _absolute_entries(environment["PYTHONPATH"], training.folder)
+    for name, value in environment.items():
+        if name == "PYTHONPATH" or value.startswith(("./", "../")):
+            environment[name] = _absolute_entries(value, training.folder)
     return replace(
         training,
         setup=(*lines, *training.setup),
@@ -93,10 +94,14 @@ def surrounded(
         if option in ("output", "error") and "/" in str(path) and _exists(start / PurePath(str(path)).parent)
     }
     training = replace(training, slurm={**training.slurm, **logs})
+    chdir = _option_of(("--chdir", "-D"), launch.words if launch and launch.words[:1] == ("srun",) else ())
+    chdir = chdir or (str(start / str(training.slurm["chdir"])) if "chdir" in training.slurm else None)
+    if chdir is not None and training.folder.absolute() == start.absolute():
+        training = replace(training, folder=Path(chdir).absolute(), workdir=str(Path(chdir).absolute()))
     if training.container is None or launch is None:
-        return replace(training, workdir=_workdir(training, start))
+        return replace(training, workdir=training.workdir or _workdir(training, start))
     inside = launch.folder != training.folder  # a shell in the container enters it
-    folder = _container_folder(launch.words)
+    folder = _option_of(("--container-workdir", "--pwd", "--cwd"), launch.words)
     if folder is None and not inside and training.container.runtime == "pyxis":
         return training  # it starts in the image's own folder
     workdir = _workdir(training, start) if inside or folder is None else folder
@@ -114,13 +119,14 @@ def _on_the_host(folder: str, container: ScriptContainer) -> Path:
     return Path(folder)
 
 
-def _container_folder(words: Sequence[str]) -> str | None:
-    """Return the folder in which a container starts its command, where an option of pyxis or Apptainer says it."""
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+def _option_of(options: Sequence[str], words: Sequence[str]) -> str | None:
+    """Return the folder that one of these options says among the words of a command, None where none says a whole
+    path."""
+    for word, following in zip(words, (*words[1:], ""), strict=True) if words else ():
         option, equals, value = word.partition("=")
-        if option in ("--container-workdir", "--pwd", "--cwd"):
-            folder = value if equals else following
-            return folder if folder.startswith("/") else None
+        folder = value if equals else following
+        if option in options and folder.startswith("/") and not _REFERENCE.search(folder):
+            return folder
     return None
 
 
@@ -230,12 +236,20 @@ class _Preparation:
         prefix = without_prefixes(command.words)
         first = prefix.words[0] if prefix.words else ""
         path = PurePath(first)
+        manager = next((word for word in command.words[:-1] if word in ("uv", "poetry", "pixi")), None)
+        environment = command.folder / ".venv" / "bin" / "python"
+        if manager is not None and command.words[command.words.index(manager) + 1] == "run":
+            if _exists(environment):
+                self.launch_python = str(environment)
+            else:
+                self._leave_out(command, [manager, "run"], "name the interpreter of its environment: python: PATH")
         if path.is_absolute() and _LAUNCHERS.fullmatch(path.name) and not _REFERENCE.search(first):
             self.launch_python = first if path.name.startswith("python") else str(path.parent / "python")
         for option, value in prefix.srun.items():
             if option in option_forms("sbatch")[0] or _COVERED.fullmatch(option) or value == "none":
                 continue
-            reason = f"{'mpi' if option == 'mpi' else 'srun'}: of the cluster profile says it"
+            key = f"mpi: {value}" if option == "mpi" else f"srun: {{{option}: {'true' if value is True else value}}}"
+            reason = f"if the training needs it, write cluster: {{base: ..., {key}}}"
             if srun_option_problem(option) is None or option == "mpi":
                 self._leave_out(command, ["srun", f"--{option}" if value is True else f"--{option}={value}"], reason)
             elif option == "container-mount-home":

@@ -82,10 +82,11 @@ def read_script(
     try:
         options, notes = sbatch_options(text, lambda: record.budget.spend("words"))
         record.notes.update(dict.fromkeys(f"{name}:{note}" for note in notes))
-        given = {key: plain(value) for key, value in (sbatch_environment(options) | dict(variables)).items()}
+        start = str(folder.absolute())
+        known = sbatch_environment(options) | ({"SLURM_SUBMIT_DIR": start} if options else {}) | dict(variables)
+        given = {key: plain(value) for key, value in known.items()}
         numbered = [given[str(place)] for place in range(1, 10) if str(place) in given]
         words = [plain(word) for word in arguments] or numbered
-        start = str(folder.absolute())
         state = State(record, name, f"{start}/{name}", start, start, given, words, bool(words), {**given})
         with suppress(Left):
             _Shell(state).read(plain(text))

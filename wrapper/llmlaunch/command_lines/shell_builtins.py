@@ -110,6 +110,8 @@ def _set(shell: Shell, arguments: list[str], line: int) -> bool | None:
         option = words.pop(0) if "o" in word and words else ""
         if "u" in word or option == "nounset":
             shell.state.stops_at_unset = word[0] == "-"
+        if "a" in word or option == "allexport":
+            shell.state.exports_all = word[0] == "-"
     if words:
         shell.state.arguments, shell.state.has_arguments = words, True
     return True

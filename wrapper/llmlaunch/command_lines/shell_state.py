@@ -163,6 +163,7 @@ class State:
     depth: int = 0
     changes: int = 0
     shared_environment: Mapping[str, str] | None = None
+    exports_all: bool = False  # set -a
 
     def subshell(self) -> State:
         """A shell that starts with all that this one knows and whose changes are lost."""
@@ -205,6 +206,8 @@ class State:
 
     def assign(self, name: str, value: Value) -> None:
         name = self.target(name)
+        if self.exports_all:
+            self.export(name)
         old = self.variables.get(name)
         if old is value or (isinstance(value, str) and old == value):
             return
