@@ -1,8 +1,8 @@
 """What slurm/cli_filter.lua adds to an sbatch: the same script with and without the filter, in turn, on a real cluster
 on this machine.
 
-A script that starts no training: bar at most 1.0 s more on a quiet machine. Scripts that it has to ask about: one that
-starts another script, and a training. The yardstick of each pair is a Python that imports numpy, click and yaml. All jobs
+A script that starts no training: bar at most 1.0 s more on a quiet machine. Scripts that it has to ask about: one
+with a word of a training, and a training. The yardstick of each pair is a Python that imports numpy, click and yaml. All jobs
 wait on hold.
 
     python benchmarks/cli_filter.py [PAIRS]
@@ -27,6 +27,7 @@ from test_cli_filter import FILTER, PLAIN, TRAINING  # noqa: E402
 SCRIPTS = {
     "no training": PLAIN,
     "another script, no training": PLAIN + "bash other.sh\n",
+    "asked about, no training": PLAIN + "python constraints_of_train.py\n",
     "a training": TRAINING.replace("$1", "1"),
 }
 

@@ -27,8 +27,8 @@ local MISTAKE = 2              -- a launch that cannot work, or a script that it
 local UNSAFE = 3               -- nothing safe
 local NO_VERDICT = 5           -- what decides the memory was not read
 
--- A script without any of these words starts no training that llmlaunch knows, nor another script that might: it is not
--- asked. The words are parts of trainers' names, of their options, and of what starts other scripts.
+-- Where neither a script nor the scripts that it names have any of these words, it starts no training that llmlaunch
+-- knows, and llmlaunch is not asked. The words are parts of trainers' names and of their options.
 local WORDS = {
   "train", "tune", "torchrun", "torch.distributed", "deepspeed", "accelerate", "megatron", "swift", "llama", "axolotl",
   "trl", "sft", "grpo", "rloo", "_dpo", "dpo_", " dpo", "/dpo", "_ppo", "ppo_", "/ppo", "kto", "orpo", "reward", "rlhf",
@@ -36,8 +36,9 @@ local WORDS = {
   "colossal", "deepy", "neox", "fsdp", "torchtitan", "run_recipe", "run_clm", "run_cpt", "run_script", "open_instruct",
   "setup_experiment", "/performance/", " ds ",
   "num-layers", "num_layers", "batch-size", "batch_size", "--lr", "learning-rate", "learning_rate", "epochs",
-  "bash ", "sh -c", ".sh", ".bash", ".sbatch", ".slurm",
 }
+local SCRIPTS = { "%.sh$", "%.bash$", "%.sbatch$", "%.slurm$" }
+local MOST_SCRIPTS = 20        -- of those that a script names; with more, llmlaunch is asked
 -- Files that many scripts read and that start no program.
 local STARTS_NOTHING = {
   "%S*conda%.sh", "%S*mamba%.sh", "%S*setvars%.sh", "%S*modules?%.sh", "%S*lmod%S*%.sh", "%S*/etc/profile%S*",
@@ -62,23 +63,49 @@ local function arguments_of(options)
   return table.concat(words, " ")
 end
 
--- Whether the commands of a script have one of the words above; comments are left out, and so are the lines of sbatch.
-local function may_train(path)
+local function text_of(path)
   local file = io.open(path, "r")
   local text = file and file:read(MOST_BYTES)
   if file then
     file:close()
   end
+  return text
+end
+
+-- Whether the commands of a script, or of scripts that it names, have one of the words above. Comments are left out, and
+-- so are the lines of sbatch. A name with a variable may be any script.
+local function may_train(path, seen)
+  local text = text_of(path)
   if not text then
     return false
   end
-  text = ("\n" .. text):lower():gsub("\n[ \t]*#[^\n]*", "\n")
+  text = ("\n" .. text):gsub("\n[ \t]*#[^\n]*", "\n")
+  local lower = text:lower()
+  for _, word in ipairs(WORDS) do
+    if lower:find(word, 1, true) then
+      return true
+    end
+  end
   for _, pattern in ipairs(STARTS_NOTHING) do
     text = text:gsub(pattern, "")
   end
-  for _, word in ipairs(WORDS) do
-    if text:find(word, 1, true) then
-      return true
+  local folder = path:match("^(.*/)") or ""
+  for word in text:gmatch("[^%s;&|()<>\"'`=]+") do
+    local name = word:gsub("^%./", "")
+    for _, pattern in ipairs(SCRIPTS) do
+      if name:find(pattern) then
+        if name:find("$", 1, true) or seen.count >= MOST_SCRIPTS then
+          return true
+        end
+        for _, place in ipairs({ name, folder .. name }) do
+          if not seen[place] then
+            seen[place], seen.count = true, seen.count + 1
+            if may_train(place, seen) then
+              return true
+            end
+          end
+        end
+      end
     end
   end
   return false
@@ -106,7 +133,7 @@ local function check(options)
   local script = options.argv[1]
   local cluster = CLUSTERS[options["partition"] or ""]
   if options.type ~= "sbatch" or not script or not cluster or os.getenv("LLMLAUNCH_CLI_FILTER") == "off" or
-    not may_train(script) then
+    not may_train(script, { count = 0 }) then
     return slurm.SUCCESS
   end
   local code, reason = answer_of(script, cluster, options)

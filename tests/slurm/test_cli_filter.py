@@ -117,8 +117,16 @@ def test_a_script_that_starts_no_training_starts_no_process(
     plain = "#!/bin/bash\n#SBATCH --partition=train --nodes=1 --comment=train\n# torchrun train.py\nsrun ./solver in\n"
     assert "Submitted batch job" in sbatch(plain, command=str(program)).stdout
     assert not asked.exists()
-    assert "Submitted batch job" in sbatch(plain + "bash other.sh\n", command=str(program)).stdout
-    assert asked.exists()
+    (tmp_path / "other.sh").write_text("sh ./third.sh\n")
+    (tmp_path / "third.sh").write_text("bash other.sh\n./solver\n")
+    for line in ("source ~/.bashrc", "bash other.sh", "bash not-here.sh", "python analyse.py"):
+        assert "Submitted batch job" in sbatch(f"{plain}{line}\n", command=str(program)).stdout
+    assert not asked.exists()
+    (tmp_path / "third.sh").write_text("torchrun x.py\n")
+    for line in ("bash other.sh", "bash $HOME/x.sh", "srun python pretrain.py"):
+        assert "Submitted batch job" in sbatch(f"{plain}{line}\n", command=str(program)).stdout
+        assert asked.exists(), line
+        asked.unlink()
 
 
 def test_a_site_may_refuse_it(sbatch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
