@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,11 @@ def test_an_override_is_read_as_the_table_of_flags_has_it(override: str, section
 
 def test_what_no_key_says_is_passed_on_as_bridge_has_it() -> None:
     reading = read(
-        "--recipe llama3_8b_pretrain_config model.of_nobody=3 model.deallocate_pipeline_outputs=false nobody=1"
+        "--recipe llama3_8b_pretrain_config model.of_nobody=3 model.deallocate_pipeline_outputs=false dataset.nobody=1"
     )
     extra = reading.document["backend"]["extra_args"]
     assert extra == ["model.of_nobody=3", "model.deallocate_pipeline_outputs=false"]
-    assert [each.words for each in reading.unread] == [("nobody=1",)]
+    assert [each.words for each in reading.unread] == [("dataset.nobody=1",)]
 
 
 def test_what_is_read_is_rendered_with_the_same_fields() -> None:
@@ -107,12 +108,38 @@ def test_a_performance_recipe_keeps_the_samples_of_a_rank() -> None:
         ),
         ("--recipe llama3_8b_peft_config peft.class=dora", "dora is not priced"),
         ("--model llama3_8b --mode dora", "dora is not priced"),
+        ("--recipe llama3_8b_pretrain_config mixed_precision=nonsense", "'nonsense' is none that is known"),
+        ("--recipe llama3_8b_pretrain_config model=mine", "replaces a whole section"),
         ("--recipe llama3_8b_pretrain_config model.freeze_language_model=true", "its memory is not known"),
     ],
 )
 def test_what_is_not_known_gets_no_verdict(words: str, said: str) -> None:
     with pytest.raises(NoVerdict, match=said):
         read(words)
+
+
+def test_data_of_a_persons_own_and_its_weights_are_read() -> None:
+    data = read("--recipe llama3_8b_pretrain_config dataset.blend=[[/a,/b],[1,3]]").document["data"]
+    assert data["blend"] == [{"path": "/a", "weight": 1.0}, {"path": "/b", "weight": 3.0}]
+    assert read("--recipe llama3_8b_pretrain_config dataset.data_path=/d").document["data"]["path"] == "/d"
+
+
+def test_adapters_and_overlap_can_be_switched_off_whole() -> None:
+    document = read("--recipe llama3_8b_peft_config peft=null").document
+    assert "adapters" not in document["training"]
+    words = "--recipe gpt3_175b_pretrain_config"
+    assert read(words, nodes=16).document["layout"]["tp_comm_overlap"] is True
+    assert "tp_comm_overlap" not in read(f"{words} comm_overlap=null", nodes=16).document["layout"]
+
+
+@pytest.mark.parametrize("value", ["abc", "1e999", "[[1]]", "-3", "999999999999999999999", "''", "true"])
+@pytest.mark.parametrize(
+    "field",
+    ["model.tensor_model_parallel_size", "train.global_batch_size", "peft.dim", "optimizer.lr", "dataset.blend"],
+)
+def test_an_odd_value_is_one_message_or_a_plain_reading(field: str, value: str) -> None:
+    with contextlib.suppress(UserError):
+        read(f"--recipe llama3_8b_peft_1gpu_h100_bf16_config {field}={value}")
 
 
 def test_an_override_without_a_value_is_asked_for() -> None:

@@ -67,6 +67,7 @@ OPTIONS = {
     ("load_dir",): "checkpoint.load",
     ("save_interval",): "checkpoint.save_interval",
 }
+OBJECTS = ("comm_overlap", "peft")  # that a command may switch off whole
 SIZES_OF_STEP = ("training.global_batch_size", "training.sequence_length")
 # What decides memory and no recipe of ours says, by the beginning of the field.
 UNPRICED = ("model.freeze_", "model.quant", "optimizer_config_override", "profiling.record_memory")
@@ -87,18 +88,26 @@ def read_bridge(command: TrainerCommand) -> Reading:
         command = replace(command, environment={**RECIPE_VARIABLES, **command.environment})
     draft = RecipeDraft(job_name(command, options.text("recipe", "model"), PurePath(command.trainer).stem), kind=KIND)
     add_job(draft, command)
-    fields = {name: value for name, value in (base | stated).items() if value is not None}
+    without = tuple(f"{name}." for name in OBJECTS if name in stated and stated[name] is None)
+    fields = {
+        name: value
+        for name, value in (base | stated).items()
+        if value is not None and not (without and name.startswith(without))
+    }
     named = options.text("hf_path", "hf_model_id") or fields.pop("model", None)
     if named in preset_names():
         draft.keys["model"] = named
     else:
         add_model(draft, named, command.folder)
-    _refuse_others(fields, command.place)
+    _refuse_others(fields, stated, command.place)
     values = resolved(fields)
     if fields.get("perf") and values.get("optimizer.optimizer", "adam") == "adam":
         _as_benchmark(command, values, stated)
     _adapters(values, draft)
-    if values.get("dataset.class", "GPTDatasetConfig") == "GPTDatasetConfig" and not values.get("dataset.data_path"):
+    paths = _paths(values)
+    if paths:
+        values |= {"dataset.kind": "indexed", "dataset.data_path": paths}
+    elif values.get("dataset.class", "GPTDatasetConfig") == "GPTDatasetConfig":
         values["dataset.kind"] = "mock"
         if values.get("tokenizer.tokenizer_type") != "NullTokenizer":
             values.pop("tokenizer.tokenizer_type", None)
@@ -223,7 +232,16 @@ def _overrides(command: TrainerCommand, options: ScriptOptions) -> Iterator[tupl
         yield name.lstrip("+~"), parse_value(text, f"{command.place}: {name}").value
 
 
-def _refuse_others(fields: Mapping[str, Any], place: str) -> None:
+def _refuse_others(fields: Mapping[str, Any], stated: Mapping[str, Any], place: str) -> None:
+    whole = [name for name, value in stated.items() if "." not in name and value is not None and name != PRECISION]
+    if whole:
+        raise NoVerdict.on(
+            place, f"{whole[0]}= replaces a whole section, which is not read; write its fields one by one"
+        )
+    precision = fields.get(PRECISION)
+    if precision is not None and precision not in known_recipes()["precisions"]:
+        known = ", ".join(known_recipes()["precisions"])
+        raise NoVerdict.on(place, f"{PRECISION}={ascii(precision)[:60]} is none that is known: {known}")
     for name, value in fields.items():
         if name.startswith(UNPRICED) and value:
             raise NoVerdict.on(place, f"{name}={value}: its memory is not known; `llmlaunch observe --` measures it")
@@ -237,10 +255,22 @@ def _as_benchmark(command: TrainerCommand, values: dict[str, Any], stated: Mappi
     optimizer (_apply_benchmark_weak_scaling, _apply_benchmark_runtime_defaults, 0.6)."""
     if "optimizer.use_precision_aware_optimizer" not in stated and not values.get("model.fp8"):
         values["optimizer.use_precision_aware_optimizer"] = True
-    devices = values.get("devices")
-    if devices and command.nodes and command.devices_per_node and "train.global_batch_size" not in stated:
-        world = command.nodes * command.devices_per_node
-        values["train.global_batch_size"] = max(values["train.global_batch_size"] * world // devices, 1)
+    devices, batch = values.get("devices"), values.get("train.global_batch_size")
+    if devices and command.nodes and command.devices_per_node and isinstance(batch, int):
+        if "train.global_batch_size" not in stated:
+            world = command.nodes * command.devices_per_node
+            values["train.global_batch_size"] = max(batch * world // devices, 1)
+
+
+def _paths(values: Mapping[str, Any]) -> list[str]:
+    """Return the prefixes of indexed data as Megatron's --data-path has them: of several, each with its weight before
+    it. `dataset.blend` holds the prefixes, and their weights or nothing."""
+    blend, stated = values.get("dataset.blend"), values.get("dataset.data_path")
+    if isinstance(blend, list) and len(blend) == 2 and isinstance(blend[0], list):
+        weights = blend[1] if isinstance(blend[1], list) else [1.0] * len(blend[0])
+        pairs = zip(weights, blend[0], strict=False)
+        return [str(word) for pair in pairs for word in pair] if len(blend[0]) > 1 else [str(each) for each in blend[0]]
+    return str(stated).split() if isinstance(stated, str) else [str(each) for each in stated or ()]
 
 
 def _adapters(values: Mapping[str, Any], draft: RecipeDraft) -> None:
@@ -251,14 +281,15 @@ def _adapters(values: Mapping[str, Any], draft: RecipeDraft) -> None:
         draft.lack("training.start_from", "checkpoint.pretrained_checkpoint is not given; add it")
         draft.stand_in("training.start_from", "/weights", "the weights that adapters are trained for are not named")
     if values.get("peft.target_modules"):
-        draft.training["adapters"]["target_modules"] = list(values["peft.target_modules"])
+        targets = values["peft.target_modules"]
+        draft.training["adapters"]["target_modules"] = list(targets) if isinstance(targets, list) else [targets]
 
 
 def _unsaid(stated: Mapping[str, Any], draft: RecipeDraft) -> Iterator[str]:
     """Yield the overrides that no flag of Megatron-LM says, as `backend.extra_args` has them."""
     for name, value in stated.items():
         section = name.partition(".")[0]
-        if name in row_fields() or section in (PRECISION, "comm_overlap", "peft", "env_vars"):
+        if name in row_fields() or section in (PRECISION, *OBJECTS, "env_vars") or name == "dataset.blend":
             continue
         if section in SECTIONS and "." in name and section != "dataset":
             yield f"{name}={field_text(value)}"

@@ -113,7 +113,8 @@ def resolved(fields: Mapping[str, Any]) -> dict[str, Any]:
     graphs = values.pop("model.cuda_graph_scope", None)  # its earlier name
     if isinstance(graphs, list) and values.get("model.cuda_graph_impl") not in (None, "none"):
         values.setdefault("model.cuda_graph_modules", graphs)
-    if values.get("model.tensor_model_parallel_size", 1) < 2 or not values.get("model.sequence_parallel"):
+    tensor = values.get("model.tensor_model_parallel_size", 1)
+    if (isinstance(tensor, int) and tensor < 2) or not values.get("model.sequence_parallel"):
         values.pop("model.tp_comm_overlap", None)
     if not values.get("tokenizer.use_tokenizer_vocab_size") or values.get("tokenizer.tokenizer_type") != NUMBERS:
         values.pop("tokenizer.vocab_size", None)  # the model's own number counts (training/setup.py)
