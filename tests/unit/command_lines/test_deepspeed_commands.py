@@ -308,6 +308,16 @@ def test_ms_swift_assumes_adapters_recomputation_and_the_format_of_the_weights()
     assert "zero3 is not here; it is taken as ms-swift brings it" in reading.notes
 
 
+def test_settings_that_ms_swift_takes_as_arguments_go_into_the_file() -> None:
+    words = f"{SWIFT} --tuner_type full --deepspeed zero3 --zero_hpz_partition_size 8"
+    backend = read("swift", words).document["backend"]
+    assert backend["ds_config"]["zero_optimization"]["zero_hpz_partition_size"] == 8
+    assert "--zero_hpz_partition_size" not in backend["script_args"]
+    assert (
+        layout(read("swift", f"{SWIFT} --tuner_type full --deepspeed zero2 --deepspeed_autotp_size 4"))["tensor"] == 4
+    )
+
+
 @pytest.mark.parametrize("name", ["tuner_type", "train_type", "sft_type"])
 def test_each_version_of_ms_swift_names_its_tuning_otherwise(name: str) -> None:
     reading = read("swift", f"{SWIFT} --{name} full --torch_dtype float16")

@@ -256,10 +256,9 @@ def _as_benchmark(command: TrainerCommand, values: dict[str, Any], stated: Mappi
     if "optimizer.use_precision_aware_optimizer" not in stated and not values.get("model.fp8"):
         values["optimizer.use_precision_aware_optimizer"] = True
     devices, batch = values.get("devices"), values.get("train.global_batch_size")
-    if devices and command.nodes and command.devices_per_node and isinstance(batch, int):
-        if "train.global_batch_size" not in stated:
-            world = command.nodes * command.devices_per_node
-            values["train.global_batch_size"] = max(batch * world // devices, 1)
+    world = (command.nodes or 0) * (command.devices_per_node or 0)
+    if devices and world and isinstance(batch, int) and "train.global_batch_size" not in stated:
+        values["train.global_batch_size"] = max(batch * world // devices, 1)
 
 
 def _paths(values: Mapping[str, Any]) -> list[str]:

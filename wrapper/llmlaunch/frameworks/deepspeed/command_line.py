@@ -74,6 +74,10 @@ COMMANDS = {
     "swift": "swift/cli/sft.py",
     "trl": "trl/scripts/sft.py",
 }
+SWIFT_SETTINGS = {  # settings that ms-swift takes as arguments (swift/arguments/sft_args.py, 4.5)
+    "zero_hpz_partition_size": "zero_optimization.zero_hpz_partition_size",
+    "deepspeed_autotp_size": "tensor_parallel.autotp_size",
+}
 STEPS = ("max_steps", "max_train_steps", "train_iters", "steps", "num_steps", "total_steps", "train_steps")
 RECOMPUTED = ("gradient_checkpointing", "checkpoint_activations", "activation_checkpointing")
 STAGES = ("pipeline_parallel_size", "pipe_parallel_size", "pipeline_stages", "num_stages")
@@ -223,6 +227,11 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
     family = family_of_script(command.family, options)
     _refuse_other_losses(command, family, options)
     config, precision, place = configuration(command, options, draft)
+    for name, key in SWIFT_SETTINGS.items():
+        value = options.whole(name)
+        if value and config is not None:
+            config.put(key, value)
+            options.take(name)
     stated = read_precision(config) if config is not None else None
     read_numbers(options, family, draft, precision or (stated if stated != "fp32" else None))
     if config is not None:

@@ -115,7 +115,7 @@ def read_batch(options: ScriptOptions, family: TrainerFamily, draft: RecipeDraft
     micro = family.default("per_device_train_batch_size") if micro is None else micro
     accumulated = options.whole("gradient_accumulation_steps")
     if accumulated is None and family.name == SWIFT and ranks is not None:  # swift/trainers/arguments.py, 4.5
-        accumulated = max(math.ceil(16 / (micro * ranks)), 1)
+        accumulated = max(math.ceil(16 / (max(micro, 1) * ranks)), 1)
     accumulated = family.default("gradient_accumulation_steps") if accumulated is None else accumulated
     add_batch(draft, micro, accumulated, ranks)
 
