@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, is_unset
-from llmlaunch.command_lines.options import ScriptOptions, true_or_false, whole_or_none
+from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.recipe_draft import (
     NO_DATA,
     RecipeDraft,
@@ -60,7 +59,7 @@ from llmlaunch.frameworks.deepspeed.read_config import (
     read_zero,
 )
 from llmlaunch.frameworks.deepspeed.settings import settings_of
-from llmlaunch.frameworks.deepspeed.trainer_source import accelerate_values, configuration
+from llmlaunch.frameworks.deepspeed.trainer_source import as_trl_launches, configuration, is_trl
 from llmlaunch.frameworks.deepspeed.trainer_table import RENDERED_AGAIN, trainer_group
 from llmlaunch.frameworks.flag_classes import UNKNOWN
 
@@ -88,7 +87,7 @@ def read_deepspeed(command: TrainerCommand) -> Reading:
 
     Raises UserError for a value that no parser would take, and for a file that cannot be read.
     """
-    command = _as_trl_launches(command) if _of_trl(command) and command.nodes is None else command
+    command = as_trl_launches(command) if is_trl(command) and command.nodes is None else command
     stem = PurePath(next((w for w in command.arguments if w.endswith((".yaml", ".yml"))), command.trainer)).stem
     draft = RecipeDraft(recipe_name(_text(command.slurm.get("job-name")), stem))
     options = _options(command, draft)
@@ -160,21 +159,6 @@ def read_training_args(
     draft.lack("backend.script", f"{name} does not name the script that reads it; write its path")
     _tell_of_unset(command, options, draft)
     return draft.reading("hugging-face")
-
-
-def _of_trl(command: TrainerCommand) -> bool:
-    return PurePath(command.trainer).name == "trl"
-
-
-def _as_trl_launches(command: TrainerCommand) -> TrainerCommand:
-    """Return a command of TRL, which hands its arguments to `accelerate launch`, with the machines and processes that
-    they say (trl/cli)."""
-    options = ScriptOptions(command.arguments, command.place)
-    values = accelerate_values(command, options) or {}
-    nodes = options.whole("num_machines") or whole_or_none(values, "num_machines") or 1
-    processes = options.whole("num_processes") or whole_or_none(values, "num_processes")
-    devices = processes // nodes if processes else None
-    return replace(command, nodes=nodes, devices_per_node=devices or command.devices_per_node)
 
 
 def _text(value: object) -> str | None:
@@ -262,7 +246,7 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
         )
     elif not draft.undecided:
         draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
-    options.take(*RENDERED_AGAIN, "local_rank", *(("num_processes", "num_machines") if _of_trl(command) else ()))
+    options.take(*RENDERED_AGAIN, "local_rank", *(("num_processes", "num_machines") if is_trl(command) else ()))
     _add_script(command, (*options.rest(), *_deciding(options)), draft, "hugging-face", own)
     if family.name == AXOLOTL:
         draft.not_rendered = (

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import TrainerCommand, is_unset
-from llmlaunch.command_lines.options import ScriptOptions, true_or_false
+from llmlaunch.command_lines.options import ScriptOptions, true_or_false, whole_or_none
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, file_text
 from llmlaunch.command_lines.trainers import not_read
 from llmlaunch.frameworks.deepspeed.read_config import DsConfig, ds_config_of, parse_ds_config, read_mapping
 
-__all__ = ["accelerate_values", "configuration"]
+__all__ = ["as_trl_launches", "configuration", "is_trl"]
 
 NOT_READ = {"FSDP": "FSDP of accelerate", "MEGATRON_LM": "Megatron-LM of accelerate"}
 
@@ -76,7 +77,23 @@ def _packaged(kind: str, family: str, path: str) -> dict[str, Any] | None:
     return None if values is None else dict(values)
 
 
-def accelerate_values(command: TrainerCommand, options: ScriptOptions) -> dict[str, Any] | None:
+def is_trl(command: TrainerCommand) -> bool:
+    """Return whether a command is TRL's own, which starts `accelerate launch`."""
+    return PurePath(command.trainer).name == "trl"
+
+
+def as_trl_launches(command: TrainerCommand) -> TrainerCommand:
+    """Return a command of TRL, which hands its arguments to `accelerate launch`, with the machines and processes that
+    they say (trl/cli)."""
+    options = ScriptOptions(command.arguments, command.place)
+    values = _accelerate_values(command, options) or {}
+    nodes = options.whole("num_machines") or whole_or_none(values, "num_machines") or 1
+    processes = options.whole("num_processes") or whole_or_none(values, "num_processes")
+    devices = processes // nodes if processes else None
+    return replace(command, nodes=nodes, devices_per_node=devices or command.devices_per_node)
+
+
+def _accelerate_values(command: TrainerCommand, options: ScriptOptions) -> dict[str, Any] | None:
     """Return what the file of accelerate says that a command names, one that TRL brings with it included; nothing where
     it names none, None where the file is not here."""
     path = _accelerate_path(command, options)
@@ -89,7 +106,7 @@ def accelerate_values(command: TrainerCommand, options: ScriptOptions) -> dict[s
 
 
 def _accelerate_path(command: TrainerCommand, options: ScriptOptions) -> str | None:
-    of_trl = options.path("accelerate_config") if Path(command.trainer).name == "trl" else None
+    of_trl = options.path("accelerate_config") if is_trl(command) else None
     path = of_trl or (command.launcher_options.get("config_file") if command.launcher == "accelerate" else None)
     return path if isinstance(path, str) else None
 
@@ -98,12 +115,12 @@ def _accelerate(command: TrainerCommand, options: ScriptOptions) -> tuple[Mappin
     """Return what `accelerate launch` says: its options over those of its file, DeepSpeed's beside the others; and the
     path of that file where it is not here."""
     stated: dict[str, Any] = dict(command.launcher_options)
-    of_trl = Path(command.trainer).name == "trl"
+    of_trl = is_trl(command)
     if not of_trl and command.launcher != "accelerate":
         return stated, None
     if of_trl:
         options.take("accelerate_config")
-    values = accelerate_values(command, options)
+    values = _accelerate_values(command, options)
     if values is None:
         return _with_kind(stated, command), _accelerate_path(command, options)
     below = values.get("deepspeed_config")
