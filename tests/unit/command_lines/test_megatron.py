@@ -83,6 +83,8 @@ def test_what_memory_does_not_depend_on_has_a_stand_in_and_is_asked_for(words: s
     asked = {sentence.partition(":")[0] for sentence in reading.missing}
     assert asked == set(values)
     assert reading.not_rendered is None
+    unread = [each.words for each in reading.unread]
+    assert len(unread) == len(set(unread))
 
 
 def test_what_decides_memory_has_no_stand_in() -> None:

@@ -70,6 +70,8 @@ def compared(
     idle = ((parsed.words[dest], reason) for dest, reason in original.idle.items() if dest in parsed.words)
     result.unread += [UnreadWords(group, reason) for group, reason in idle]
     for dest in sorted(original.keys() | rendered.keys()):
+        if "data" not in document and dest in OF_DATA:
+            continue
         if dest in VOCABULARY or equal(original.get(dest), rendered.get(dest)):
             continue
         if dest in arguments and (_stands_in(arguments[dest], document) or _worked_out(arguments[dest])):
