@@ -137,7 +137,7 @@ class Reading:
     keys among those that `missing` names, with which the job can be planned all the same.
     """
 
-    kind: str  # megatron-lm, deepspeed or hugging-face
+    kind: str  # megatron-lm, megatron-bridge, deepspeed or hugging-face
     document: Mapping[str, Any]
     unread: tuple[UnreadWords, ...] = ()
     missing: tuple[str, ...] = ()
