@@ -16,11 +16,10 @@ from typing import Any, ClassVar
 from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.command import Unset, is_optional
 from llmlaunch.command_lines.sbatch import sbatch_environment, sbatch_options
-from llmlaunch.command_lines.shell_builtins import BUILTINS, Left
+from llmlaunch.command_lines.shell_builtins import BUILTINS, Left, declare
 from llmlaunch.command_lines.shell_printers import PRINTERS
 from llmlaunch.command_lines.shell_state import (
     MOST_TEXT,
-    Array,
     Budget,
     Input,
     Record,
@@ -362,7 +361,7 @@ class _Shell:
             self.print_(None)
             return True if arguments[-1:] and arguments[-1] in state.functions else None
         if name in DECLARATIONS:
-            return self.declare(node, name, arguments)
+            return declare(self, node, name, arguments)
         if name in state.functions:
             return self.call(state.functions[name], arguments)
         if name in BUILTINS:
@@ -401,41 +400,6 @@ class _Shell:
         if output is not None:
             self.state.spend(len(text))
             output.append(text)
-        return True
-
-    def declare(self, node: tree.Simple, name: str, arguments: list[str]) -> Outcome:
-        state = self.state
-        flags = "".join(word[1:] for word in arguments if word.startswith("-"))
-        plain_words = [word for word in arguments if not word.startswith(("-", "+"))]
-        if any(flag in flags for flag in "fFp"):
-            return True
-        local = state.hide if state.calls and name in ("local", "declare", "typeset") and "g" not in flags else None
-        names = [word.partition("=")[0] for word in plain_words]
-        for word in node.words:
-            if not isinstance(word, tree.Assignment):
-                continue
-            names.append(word.name)
-            if "n" in flags and name != "export":
-                text = self.words.text(word.value)  # type: ignore[arg-type]
-                if local is not None:
-                    local(word.name)
-                state.references[word.name] = text
-            else:
-                self.words.assign(word, node.line, "A" in flags, local)
-            if "i" in flags:
-                number = tree.LiteralText(str(state.variables.get(word.name, "")))
-                state.assign(word.name, self.words.arithmetic((number,), node.line))
-        for text in plain_words:
-            key, equals, value = text.partition("=")
-            if local is not None:
-                local(key)
-            if equals or (local is not None and not (set(flags) & set("aA"))):
-                state.assign(key, value)
-            elif set(flags) & set("aA") and not isinstance(state.variables.get(key), Array):
-                state.assign(key, Array(keyed="A" in flags))
-        if name == "export" or "x" in flags:
-            for key in names:
-                (state.unexport if "n" in flags else state.export)(key)
         return True
 
     def call(self, body: tree.Node, arguments: list[str]) -> Outcome:

@@ -15,7 +15,7 @@ from llmlaunch.command_lines.shell_test import test_outcome
 from llmlaunch.command_lines.shell_words import Expander
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["BUILTINS", "Left"]
+__all__ = ["BUILTINS", "Left", "declare"]
 
 
 class Left(Exception):
@@ -259,6 +259,43 @@ def _leaves_loop(command: str) -> Builtin:
 
 
 def _succeeds(shell: Shell, arguments: list[str], line: int) -> bool | None:
+    return True
+
+
+def declare(shell: Shell, node: tree.Simple, name: str, arguments: list[str]) -> bool | None:
+    """Run `declare`, `local`, `export` or another of their kind; `arguments` are its words that are no assignments."""
+    state = shell.state
+    flags = "".join(word[1:] for word in arguments if word.startswith("-"))
+    plain_words = [word for word in arguments if not word.startswith(("-", "+"))]
+    if any(flag in flags for flag in "fFp"):
+        return True
+    local = state.hide if state.calls and name in ("local", "declare", "typeset") and "g" not in flags else None
+    names = [word.partition("=")[0] for word in plain_words]
+    for word in node.words:
+        if not isinstance(word, tree.Assignment):
+            continue
+        names.append(word.name)
+        if "n" in flags and name != "export":
+            text = shell.words.text(word.value)  # type: ignore[arg-type]
+            if local is not None:
+                local(word.name)
+            state.references[word.name] = text
+        else:
+            shell.words.assign(word, node.line, "A" in flags, local)
+        if "i" in flags:
+            number = tree.LiteralText(str(state.variables.get(word.name, "")))
+            state.assign(word.name, shell.words.arithmetic((number,), node.line))
+    for text in plain_words:
+        key, equals, value = text.partition("=")
+        if local is not None:
+            local(key)
+        if equals or (local is not None and not (set(flags) & set("aA"))):
+            state.assign(key, value)
+        elif set(flags) & set("aA") and not isinstance(state.variables.get(key), Array):
+            state.assign(key, Array(keyed="A" in flags))
+    if name == "export" or "x" in flags:
+        for key in names:
+            (state.unexport if "n" in flags else state.export)(key)
     return True
 
 
