@@ -2,8 +2,8 @@
 on this machine.
 
 A script that starts no training: bar at most 1.0 s more on a quiet machine. Scripts that it has to ask about: one
-with a word of a training, and a training. The yardstick of each pair is a Python that imports numpy, click and yaml. All jobs
-wait on hold.
+with a word of a training, and a training. The yardstick of each pair is a Python that imports numpy, click and yaml.
+All jobs wait on hold.
 
     python benchmarks/cli_filter.py [PAIRS]
 """
