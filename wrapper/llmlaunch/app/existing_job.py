@@ -286,7 +286,7 @@ def _lacking(source: RecipeSource, asked: Sequence[str], error: UserError) -> Us
         for each in unset:
             text = re.sub(rf"(?<![$\w]){re.escape(each.name)}\b", f"${each.name}", text)
         asks = ", ".join(f"--set {name}=VALUE" for name in [each.name for each in unset] or [key])
-        text = re.split(r"; (?:write|add|give) ", text)[0].replace(" in the script", " here")
+        text = re.split(r"; (?:write |add |give |--set )", text)[0].replace(" in the script", " here")
         lines.append(f"\n  {'' if unset else f'{key}: '}{text}; {asks}")
     return UserError(f"{source.path}: what its memory depends on is not known:{''.join(lines)}")
 
