@@ -26,8 +26,8 @@ ARGS=(--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention
   --attention-dropout 0 --hidden-dropout 0
   --micro-batch-size 1 --global-batch-size ${GBS:-512} --train-iters $STEPS --lr 3e-4 --bf16 --mock-data
   --tokenizer-type NullTokenizer --vocab-size 128256 --tensor-model-parallel-size 2 --use-distributed-optimizer)
-MEETING="--rdzv_backend c10d --rdzv_endpoint n1:29500"
-srun bash -c "torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 $MEETING pretrain_gpt.py ${ARGS[*]}" | tee "$(touch canary)"
+R="--rdzv_backend c10d --rdzv_endpoint n1:29500"
+srun bash -c "torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 $R pretrain_gpt.py ${ARGS[*]}" | tee "$(touch canary)"
 """
 
 
