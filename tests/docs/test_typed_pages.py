@@ -13,7 +13,9 @@ JOB = """#!/bin/bash
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
-srun torchrun --nnodes 4 --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
+HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun torchrun --nnodes 4 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint "$HOST:29500" \\
+    pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
     --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu \\
     --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --seq-length 8192 \\
     --max-position-embeddings 8192 --position-embedding-type rope --micro-batch-size 1 --global-batch-size 512 \\

@@ -30,7 +30,7 @@ GIB = 2**30
 @cache
 def authors_rows() -> tuple[Mapping[str, Any], ...]:
     """Return the rows, in the order of the file."""
-    return tuple(yaml.safe_load(DATA.read_text("utf-8")))
+    return tuple(yaml.safe_load(DATA.read_text("utf-8"))["jobs"])
 
 
 def predicted_gib(row: Mapping[str, Any], folder: Path) -> float:

@@ -20,8 +20,8 @@ from llmlaunch.command_lines.shell_builtins import BUILTINS, Left, declare
 from llmlaunch.command_lines.shell_printers import PRINTERS
 from llmlaunch.command_lines.shell_state import (
     MOST_TEXT,
-    Budget,
     Input,
+    ReadingBudget,
     Record,
     ShellCommand,
     State,
@@ -32,7 +32,7 @@ from llmlaunch.command_lines.shell_state import (
     unset_names,
 )
 from llmlaunch.command_lines.shell_syntax import DECLARATIONS, parse_script
-from llmlaunch.command_lines.shell_test import Pattern, test_outcome
+from llmlaunch.command_lines.shell_test import ShellPattern, test_outcome
 from llmlaunch.command_lines.shell_word_syntax import ShellSyntaxError
 from llmlaunch.command_lines.shell_words import Expander
 from llmlaunch.errors import UserError
@@ -66,7 +66,7 @@ def read_script(
     folder: Path,
     arguments: Sequence[str] = (),
     variables: Mapping[str, str] = {},
-    budget: Budget | None = None,
+    budget: ReadingBudget | None = None,
 ) -> Script:
     """Return the commands that a script starts.
 
@@ -77,7 +77,7 @@ def read_script(
         raise UserError(f"{name}: is larger than {MOST_TEXT >> 20} MiB, which no launch script is")
     if "\0" in text:
         raise UserError(f"{name}: is no text")
-    record = Record(name, budget or Budget(name))
+    record = Record(name, budget or ReadingBudget(name))
     try:
         options, notes = sbatch_options(text, lambda: record.budget.spend("words"))
         record.notes.update(dict.fromkeys(f"{name}:{note}" for note in notes))
@@ -261,7 +261,7 @@ class _Shell:
         falls = False
         for item in node.items:
             if falls or any(
-                Pattern(self.words.pattern(pattern), self.state.spend).matches(text) for pattern in item.patterns
+                ShellPattern(self.words.pattern(pattern), self.state.spend).matches(text) for pattern in item.patterns
             ):
                 outcome = self.taken(item.body, bodies, node.line, "case", assumed)
                 falls = item.ending == ";&"

@@ -18,8 +18,20 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = [
-    "MOST_TEXT", "Array", "Budget", "Input", "Record", "ShellCommand", "State", "Value", "file_text", "has_unset",
-    "plain", "reason", "shown", "unset_names",
+    "MOST_TEXT",
+    "Array",
+    "Input",
+    "ReadingBudget",
+    "Record",
+    "ShellCommand",
+    "State",
+    "Value",
+    "file_text",
+    "has_unset",
+    "plain",
+    "reason",
+    "shown",
+    "unset_names",
 ]  # fmt: skip
 
 MOST_TEXT = 1 << 20
@@ -59,7 +71,7 @@ Value = str | Array
 
 
 @dataclass
-class Budget:
+class ReadingBudget:
     """The work that is left for a script and all that it sources and starts; counted before it is done."""
 
     name: str  # of the script
@@ -74,7 +86,7 @@ class Budget:
         """Raise UserError where less is left than this."""
         left = getattr(self, kind) - amount
         if left < 0:
-            most = f"{Budget.__dataclass_fields__[kind].default:,} {kind.replace('_', ' ')}"
+            most = f"{ReadingBudget.__dataclass_fields__[kind].default:,} {kind.replace('_', ' ')}"
             raise UserError(f"{self.name}: takes more than {most} to read; write the command out that it starts")
         setattr(self, kind, left)
 
@@ -96,7 +108,9 @@ class ShellCommand:
     script: str  # the file that holds the line
     files: Mapping[str, str] = field(default_factory=dict)  # what the script had written before
     given: Mapping[str, str] = field(default_factory=dict)  # what the environment of the script holds
-    budget: Budget | None = field(default=None, compare=False, repr=False)  # what is left for scripts that it starts
+    budget: ReadingBudget | None = field(
+        default=None, compare=False, repr=False
+    )  # what is left for scripts that it starts
 
 
 @dataclass
@@ -104,7 +118,7 @@ class Record:
     """What reading a script yields, shared by all its subshells."""
 
     name: str
-    budget: Budget
+    budget: ReadingBudget
     commands: list[ShellCommand] = field(default_factory=list)
     unset: dict[str, Unset] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
@@ -338,7 +352,7 @@ class State:
         return None
 
 
-def file_text(path: Path, budget: Budget | None = None) -> str | None:
+def file_text(path: Path, budget: ReadingBudget | None = None) -> str | None:
     """Return the text of a small regular file, None where there is none. Raises UserError where the budget ends."""
     try:
         status = path.stat()

@@ -10,7 +10,7 @@ from pathlib import Path
 from llmlaunch.command_lines.shell_state import Array, State, has_unset
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["Pattern", "test_outcome"]
+__all__ = ["ShellPattern", "test_outcome"]
 
 _BINARY = ("=", "==", "!=", "<", ">", "=~", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-ef", "-nt", "-ot")
 _CLASSES = {
@@ -24,7 +24,7 @@ Token = str | re.Pattern[str] | tuple[str, list[list["Token"]]]
 _STAR: Token = ("*", [["any"]])
 
 
-class Pattern:
+class ShellPattern:
     """A pattern with `*`, `?`, `[…]` and `@(a|b)`; a backslash quotes a character. Matched place by place, so that the
     work is bounded by the lengths of pattern and text; `spend` counts it before it is done."""
 
@@ -221,7 +221,7 @@ class _Test:
         if first is None or second is None:
             return None
         if operator in ("=", "==", "!="):
-            same = Pattern(second, self.state.spend).matches(first) if self.patterns else first == second
+            same = ShellPattern(second, self.state.spend).matches(first) if self.patterns else first == second
             return same == (operator != "!=")
         if operator == "=~":
             return self.searched(second, first)

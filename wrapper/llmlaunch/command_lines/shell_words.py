@@ -12,7 +12,7 @@ from dataclasses import replace
 from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.shell_arithmetic import NotComputable, compute
 from llmlaunch.command_lines.shell_state import Array, State, has_unset, reason, unset_names
-from llmlaunch.command_lines.shell_test import Pattern
+from llmlaunch.command_lines.shell_test import ShellPattern
 from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["Expander"]
@@ -358,7 +358,7 @@ class Expander:
         if operator[0] in "^,":
             change = str.upper if operator[0] == "^" else str.lower
             return change(text) if len(operator) == 2 else change(text[:1]) + text[1:]
-        pattern = Pattern(argument, self.state.spend)
+        pattern = ShellPattern(argument, self.state.spend)
         longest = max if operator in ("##", "%", "/#") else min
         if operator in ("#", "##", "/#"):
             end = longest(pattern.ends(text, 0), default=None)
