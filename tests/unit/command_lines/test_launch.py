@@ -213,6 +213,8 @@ def test_a_program_that_only_names_a_launcher_or_a_trainer_is_no_training(line: 
         ("srun -N 2 --ntasks-per-node=1 ./gone.sh train.py --lr 1", 2, 8),
         ("srun -N 2 --ntasks-per-node=8 ./gone.sh train.py --lr 1", 2, 8),
         ("swift sft --model m", 1, 1),
+        ("python mason.py --num_nodes 4 --gpus 8 -- accelerate launch --num_processes 8 train.py --lr 1", 4, 8),
+        ("python wrap.py --num_nodes 4 -- accelerate launch --num_processes 8 train.py --lr 1", 1, 8),
         ("NPROC_PER_NODE=4 swift sft --model m", 1, 4),
         ("NNODES=2 NPROC_PER_NODE=8 megatron sft --model m", 2, 8),
         ("llamafactory-cli train x.yaml", 1, 8),

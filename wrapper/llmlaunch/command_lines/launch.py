@@ -21,7 +21,7 @@ from llmlaunch.command_lines.launchers import (
     text_of,
     visible_devices,
 )
-from llmlaunch.command_lines.prefixes import Prefix, pyxis_container, without_prefixes
+from llmlaunch.command_lines.prefixes import Prefix, launcher_table, pyxis_container, without_prefixes
 from llmlaunch.command_lines.preparation import prepared
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count, sbatch_words, task_count
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
@@ -265,9 +265,20 @@ def _without_wrapper(launch: _Launch) -> _Launch:
         if inner is None or not _trains(inner):
             continue
         if launch.launcher == "python":
-            return inner
+            return _sent(inner, launch.trainer, launch.arguments[:index])
         return replace(launch, trainer=inner.trainer, arguments=inner.arguments)
     return launch
+
+
+def _sent(launch: _Launch, sender: str, words: Sequence[str]) -> _Launch:
+    """Return what a script launches on the number of nodes that its own `words` say, where it is known to do so."""
+    option = launcher_table()["senders"].get(Path(sender).name)
+    nodes = words[words.index(option) + 1] if option in words[:-1] else ""
+    processes = str(launch.options.get("num_processes", ""))
+    if not nodes.isdecimal() or not processes.isdecimal():
+        return launch
+    options: dict[str, str | bool] = {"num_machines": nodes, "num_processes": str(int(nodes) * int(processes))}
+    return replace(launch, options=launch.options | options)
 
 
 def _known(words: list[str]) -> _Launch | None:
