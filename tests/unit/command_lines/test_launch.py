@@ -248,3 +248,8 @@ def test_a_script_that_submits_another_is_read_with_its_options(tmp_path: Path) 
 def test_an_environment_that_a_command_runs_in_becomes_setup_lines() -> None:
     command = read(f"conda run -n env --no-capture-output python {TRAIN}")
     assert command.setup == ('eval "$(conda shell.bash hook)"', "conda activate env")
+
+
+def test_a_number_of_ranks_that_is_a_variable_is_asked_for() -> None:
+    (command,) = trainer_commands(read_script(f"mpirun -np $NP python {TRAIN}\n", "job.sh", Path("/job")))
+    assert (command.nodes, [variable.name for variable in command.unset]) == (None, ["NP"])

@@ -166,6 +166,8 @@ def _with_prefix(training: _Training, prefix: Prefix, command: ShellCommand) -> 
         per_node = prefix.ranks_per_node or (prefix.ranks // inside.nodes if prefix.ranks and inside.nodes else None)
         nodes = inside.nodes or (-(-prefix.ranks // per_node) if prefix.ranks and per_node else None)
         outer = replace(outer, launcher="mpirun", nodes=nodes, devices_per_node=per_node or None, ranks=prefix.ranks)
+        if is_unset(prefix.stated_ranks):
+            outer = replace(outer, launcher_options={**inside.launcher_options, "np": prefix.stated_ranks})
     return _Training(outer, replace(start, launcher=outer.launcher, ranks_per_node=outer.devices_per_node))
 
 
@@ -408,7 +410,9 @@ def _complete(command: TrainerCommand, lines: Mapping[str, Unset]) -> TrainerCom
 
 def _stated_nodes(command: TrainerCommand) -> str:
     """Return what the launcher's options say of nodes, as it is written."""
-    return " ".join(str(command.launcher_options.get(name, "")) for name in ("nnodes", "num_nodes", "num_machines"))
+    return " ".join(
+        str(command.launcher_options.get(name, "")) for name in ("nnodes", "num_nodes", "num_machines", "np")
+    )
 
 
 def assumptions(command: TrainerCommand) -> tuple[str, ...]:

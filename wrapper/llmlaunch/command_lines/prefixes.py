@@ -59,7 +59,8 @@ class _Wrapper:
 @dataclass
 class Prefix:
     """The words from a launcher on, and what came before it. `remote` is whether a remote shell starts them, `ranks`
-    and `ranks_per_node` are how many MPI starts, `setup` is what prepares their environment."""
+    and `ranks_per_node` are how many MPI starts, `stated_ranks` is that as it is written, `setup` is what prepares
+    their environment."""
 
     words: tuple[str, ...]
     exported: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +70,7 @@ class Prefix:
     has_mpi: bool = False
     remote: bool = False
     ranks: int | None = None
+    stated_ranks: str = ""
     ranks_per_node: int | None = None
     container: ScriptContainer | None = None
     setup: tuple[str, ...] = ()
@@ -193,7 +195,8 @@ def _add_ranks(prefix: Prefix, options: Mapping[str, str]) -> None:
         (int(text) for text in [mapped[1] if mapped else "", *per_node] if text.isdecimal()), None
     )
     totals = [options.get(name, "") for name in ("-np", "-n", "-c", "--np", "--n")]
-    prefix.ranks = next((int(text) for text in totals if text.isdecimal()), None)
+    prefix.stated_ranks = next(filter(None, totals), "")
+    prefix.ranks = int(prefix.stated_ranks) if prefix.stated_ranks.isdecimal() else None
     prefix.has_mpi = True
 
 
