@@ -28,6 +28,7 @@ from llmlaunch.frameworks.deepspeed.hugging_face import (
     LENGTHS,
     LLAMA_FACTORY,
     NAMES,
+    OPEN_INSTRUCT,
     TRANSFORMERS,
     UNSAID_LENGTH,
     TrainerFamily,
@@ -245,6 +246,8 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
             "the recipe splits by DeepSpeed's ZeRO 3, which keeps about as much as FSDP's full_shard",
         )
     elif not draft.undecided:
+        if family.name == OPEN_INSTRUCT and "adapters" not in draft.training:
+            raise NoVerdict.on(command.place, _NARROW_STATES)
         draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
     options.take(*RENDERED_AGAIN, "local_rank", *(("num_processes", "num_machines") if is_trl(command) else ()))
     _add_script(command, (*options.rest(), *_deciding(options)), draft, "hugging-face", own)
@@ -253,6 +256,13 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
             "Axolotl reads its own file alone, and a rendered job gives the script the Trainer's arguments; the recipe "
             "can be checked"
         )
+
+
+# open_instruct/finetune.py e6c3044: from_pretrained(torch_dtype=torch.bfloat16), whatever the arguments say
+_NARROW_STATES = (
+    "open_instruct/finetune.py loads weights as bfloat16, and without DeepSpeed gradients and optimizer states are "
+    "bfloat16, too: its memory is not known"
+)
 
 
 def _shards_by_torch(command: TrainerCommand, options: ScriptOptions) -> bool:

@@ -32,6 +32,7 @@ __all__ = [
     "LLAMA_FACTORY",
     "MODELS",
     "NAMES",
+    "OPEN_INSTRUCT",
     "TRANSFORMERS",
     "UNSAID_LENGTH",
     "TrainerFamily",
@@ -78,7 +79,7 @@ class TrainerFamily:
         return self.defaults.get(name, DEFAULTS[name])
 
 
-AXOLOTL, LLAMA_FACTORY, SWIFT = "Axolotl", "LLaMA-Factory", "ms-swift"
+AXOLOTL, LLAMA_FACTORY, OPEN_INSTRUCT, SWIFT = "Axolotl", "LLaMA-Factory", "open-instruct", "ms-swift"
 FAMILIES: Mapping[str, TrainerFamily] = {
     name: TrainerFamily(name, **row)
     for name, row in json.loads(Path(__file__).with_name("trainer_families.json").read_text("utf-8"))[
@@ -296,7 +297,7 @@ def read_adapters(options: ScriptOptions, family: TrainerFamily, draft: RecipeDr
     kind = options.text("finetuning_type") or family.default("finetuning_type")
     own = options.has("lora_rank") and not options.has("finetuning_type")
     switch = options.flag("use_peft", "only_optimize_lora")
-    own = own and family.name not in ("TRL", "alignment-handbook", "open-instruct", AXOLOTL)
+    own = own and family.name not in ("TRL", "alignment-handbook", OPEN_INSTRUCT, AXOLOTL)
     on = switch if switch is not None else kind in ("lora", "qlora") or own
     rank = options.whole("lora_rank")
     rank = family.default("lora_rank") if rank is None else rank
