@@ -7,7 +7,6 @@ is imported. tests/frameworks/test_bridge_recipes.py holds it up to date.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,6 @@ PACKAGES = Path(__file__).resolve().parents[2] / ".venv-frameworks/lib/python3.1
 PLACES = ("megatron/bridge/recipes", "megatron/bridge/perf_recipes")
 # scripts/training/recipe_metadata.py BENCHMARK_RECIPE_PRECEDENCE_COLLISIONS, Megatron-Bridge 0.6: the performance
 # recipe is taken where both have one of a name
-KINDS = ("pretrain", "tune", "perf")
 MODELS = {  # of providers that name no model on the hub
     "nemotron_3_nano_4b": None,
     "nemotron_3_nano": "nemotron-3-nano",
@@ -29,12 +27,6 @@ MODELS = {  # of providers that name no model on the hub
     "gpt3_175b": "gpt3-175b",
     "qwen35_text_35b_a3b": "qwen3.5-35b-a3b",
 }
-
-
-def kind_of(fields: Mapping[str, Any]) -> str:
-    """Return the kind of a recipe, whose recipes have most fields in common."""
-    tunes = "peft.class" in fields or fields.get("dataset.class") != "GPTDatasetConfig"
-    return "perf" if "perf" in fields else "tune" if tunes else "pretrain"
 
 
 @cache
@@ -60,7 +52,7 @@ def recipes() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def table() -> dict[str, Any]:
-    """Return what the file holds: the fields that most recipes have, and of each recipe its model and other fields."""
+    """Return what the file holds: of each recipe its fields, or those that differ from another's."""
     read: dict[str, dict[str, Any]] = {}
     for name, fields in recipes():
         model = fields.get("model.hub_model") or next((MODELS[key] for key in MODELS if name.startswith(key)), None)
@@ -70,31 +62,21 @@ def table() -> dict[str, Any]:
             read[name] = {"model": model}
         else:
             read[name] = {"model": model, **plain_fields(fields)}
-    whole = [fields for fields in read.values() if len(fields) > 1]
-    usual = {kind: _usual([fields for fields in whole if kind_of(fields) == kind]) for kind in KINDS}
     shown: dict[str, Any] = {}
     for name, fields in sorted(read.items(), key=lambda item: (len(item[0]), item[0])):
-        same = next((other for other in shown if read[other] == fields), None)
-        shown[name] = same if same is not None else _beside(fields, usual[kind_of(fields)])
+        beside = [_beside(fields, read[other], other) for other in shown]
+        shown[name] = min((fields, *beside), key=len)
     return {
         "source": "megatron/bridge/recipes and perf_recipes, Megatron-Bridge 0.6",
         "precisions": precisions(),
-        "usual": usual,
         "recipes": dict(sorted(shown.items())),
     }
 
 
-def _usual(recipes: list[dict[str, Any]]) -> dict[str, Any]:
-    counts = Counter((name, json.dumps(value)) for fields in recipes for name, value in fields.items())
-    return {name: json.loads(value) for (name, value), count in counts.items() if count > len(recipes) / 2}
-
-
-def _beside(fields: dict[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    if len(fields) == 1:
-        return fields
-    absent = {name: None for name in usual if name not in fields}
-    kind = {"kind": kind_of(fields)}
-    return kind | {name: value for name, value in fields.items() if usual.get(name, UNREAD) != value} | absent
+def _beside(fields: Mapping[str, Any], others: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return fields as what differs from those of another recipe; a field of that one that is not there is null."""
+    absent = {key: None for key in others if key not in fields}
+    return {"as": name} | {key: value for key, value in fields.items() if others.get(key, UNREAD) != value} | absent
 
 
 def precisions() -> dict[str, Any]:
@@ -111,7 +93,7 @@ def text() -> str:
     lines = [
         f"{json.dumps(name)}: {json.dumps(fields, separators=(',', ':'))}" for name, fields in held["recipes"].items()
     ]
-    heads = [f"{json.dumps(name)}: {json.dumps(held[name])}" for name in ("source", "precisions", "usual")]
+    heads = [f"{json.dumps(name)}: {json.dumps(held[name])}" for name in ("source", "precisions")]
     return "{\n" + ",\n".join(heads) + ',\n"recipes": {\n' + ",\n".join(lines) + "\n}\n}\n"
 
 

@@ -160,10 +160,8 @@ def _of_recipe(command: TrainerCommand, options: ScriptOptions) -> dict[str, Any
 
 
 def _known(name: str) -> dict[str, Any] | None:
-    table = known_recipes()
-    fields = table["recipes"].get(name)
-    fields = table["recipes"][fields] if isinstance(fields, str) else fields
-    return None if fields is None else {**table["usual"].get(fields.get("kind"), {}), **fields}
+    fields = known_recipes()["recipes"].get(name)
+    return None if fields is None else {**(_known(fields.get("as", "")) or {}), **fields}
 
 
 def _of_script(command: TrainerCommand, options: ScriptOptions) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def row_fields() -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def known_recipes() -> Mapping[str, Any]:
-    """Return the table of Bridge's recipes (tests/support/bridge_recipes.py makes it)."""
+    """Return the table of Bridge's recipes (tests/support/bridge_recipes.py makes it). `as` in a recipe names another,
+    whose fields it has where it has none of its own."""
     table: Mapping[str, Any] = json.loads(RECIPES.read_text(encoding="utf-8"))
     return table
 
