@@ -144,14 +144,13 @@ def _of_shell(command: ShellCommand, slurm: Options, depth: int = 0) -> _Trainin
 def _with_prefix(training: _Training, prefix: Prefix, command: ShellCommand) -> _Training:
     """Return a training as what comes before its launcher starts it."""
     inside, start = training.command, training.start
+    of_job = inside.container is not None and inside.container.runtime == "pyxis"
     outer = replace(
         inside,
         place=f"{command.script}:{command.line}" if command.line else inside.place,
-        container=inside.container or prefix.container,
+        container=(prefix.container if of_job else None) or inside.container or prefix.container,
         setup=(*prefix.setup, *inside.setup),
     )
-    if inside.container is None or (inside.container.runtime == "pyxis" and prefix.container is not None):
-        outer = replace(outer, container=prefix.container or inside.container)
     start = replace(
         start,
         line=command.line or start.line,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmlaunch.command_lines.command import LaunchProblem, is_unset
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count
@@ -23,13 +23,8 @@ OWN_HOST = re.compile(
     r"(?:MASTER_ADDR=|--(?:master[-_]addr|rdzv[-_]endpoint|main_process_ip)[ =])"
     r"[\"']?(?:\$\(hostname|`hostname|\$\{?HOSTNAME)"
 )
-_PARTS = {
-    "nodelist",
-    "relative",
-    "exclude",
-    "het-group",
-    "multi-prog",
-}  # of srun: some of the nodes, or several commands
+# of srun: some of the nodes, or several commands
+_PARTS = {"nodelist", "relative", "exclude", "het-group", "multi-prog"}
 OF_TASKS = re.compile(r"\bSLURM_(NODEID|PROCID|LOCALID)\b")
 BRANCHES = re.compile(r"\b(if|case)\b|\]\]?\s*(&&|\|\|)|\(\(")
 DECIDES = re.compile(r"\b(if|case|cat|scontrol|srun)\b|&&|\|\|")
@@ -42,8 +37,8 @@ class ScriptLaunch:
     `nodes` are the fewest and the most that its launcher waits for, `ranks_per_node` is how many ranks it starts on
     each; None where that is not known. `options` are the launcher's, `partly`: some of them are not known. `elsewhere`:
     ssh, pdsh or MPI starts it, on hosts of their own. `text` is that of a shell that srun starts for each task.
-    `training` is what it runs. `nodes_option` is that of its launcher, empty where srun or
-    MPI starts each rank; `by_hosts`: it reaches the nodes that a file of hosts names.
+    `training` is what it runs, and `times` how often the script starts that. `nodes_option` is that of its launcher,
+    empty where srun or MPI starts each rank; `by_hosts`: it reaches the nodes that a file of hosts names.
     """
 
     launcher: str
@@ -62,6 +57,7 @@ class ScriptLaunch:
     has_srun: bool = False
     elsewhere: bool = False
     text: str = ""
+    times: int = 1
 
     @property
     def step(self) -> Options:
@@ -71,9 +67,7 @@ class ScriptLaunch:
     @property
     def step_nodes(self) -> int | None:
         """The nodes that its tasks start on, srun's or the job's; those of a list of names are not known."""
-        if _PARTS & set(self.srun):
-            return None
-        return node_count(self.step)
+        return None if _PARTS & set(self.srun) else node_count(self.step)
 
     @property
     def tasks_per_node(self) -> int | None:
@@ -128,24 +122,24 @@ class ScriptLaunch:
         return f"--{name}={self.step.get(name)}"
 
 
-Rule = Callable[[ScriptLaunch, int], "LaunchProblem | None"]
+Rule = Callable[[ScriptLaunch], "LaunchProblem | None"]
 
 
 def launch_problems(starts: Sequence[ScriptLaunch]) -> list[tuple[LaunchProblem, ...]]:
     """Return the problems of each start, those first with which it cannot train."""
-    same = [sum(other.training == start.training for other in starts) for start in starts]
     problems: list[tuple[LaunchProblem, ...]] = []
-    for start, count in zip(starts, same, strict=True):
+    for each in starts:
+        start = replace(each, times=sum(other.training == each.training for other in starts))
         if OF_TASKS.search(start.text) and BRANCHES.search(start.text):
             problems.append(())  # its tasks do not all do the same
             continue
-        fatal = [found for rule in FATAL if (found := rule(start, count)) is not None]
+        fatal = [found for rule in FATAL if (found := rule(start)) is not None]
         rules = WARNINGS if len(starts) == 1 and not fatal else ()
-        problems.append((*fatal, *(found for rule in rules if (found := rule(start, count)) is not None)))
+        problems.append((*fatal, *(found for rule in rules if (found := rule(start)) is not None)))
     return problems
 
 
-def _one_gpu_a_task(start: ScriptLaunch, count: int) -> LaunchProblem | None:
+def _one_gpu_a_task(start: ScriptLaunch) -> LaunchProblem | None:
     """A task sees only the GPUs that srun binds to it (srun(1), --gpus-per-task and --tres-bind); torchrun's rank 1
     then asks for a second one ("invalid device ordinal"). Ranks that srun starts itself take the one of their
     LOCAL_RANK (Megatron's initialize.py and accelerate's state.py: torch.cuda.set_device(local_rank))."""
@@ -165,10 +159,10 @@ def _one_gpu_a_task(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     return None
 
 
-def _more_ranks_than_gpus(start: ScriptLaunch, count: int) -> LaunchProblem | None:
+def _more_ranks_than_gpus(start: ScriptLaunch) -> LaunchProblem | None:
     """Ranks of a node take one GPU each, by their LOCAL_RANK; SLURM gives a job those that it asks for."""
     gpus, ranks = start.visible or start.gpus_per_node, start.ranks_per_node
-    if gpus is None or ranks is None or ranks <= gpus or _one_gpu_a_task(start, count) is not None:
+    if gpus is None or ranks is None or ranks <= gpus or _one_gpu_a_task(start) is not None:
         return None
     words = start.says("gres", "gpus-per-node", "gpus-per-task", "gpus")
     words = "CUDA_VISIBLE_DEVICES" if start.visible else words
@@ -178,7 +172,7 @@ def _more_ranks_than_gpus(start: ScriptLaunch, count: int) -> LaunchProblem | No
     )  # fmt: skip
 
 
-def _several_agents(start: ScriptLaunch, count: int) -> LaunchProblem | None:
+def _several_agents(start: ScriptLaunch) -> LaunchProblem | None:
     """srun starts its command once for each task; --ntasks-per-node of the job counts for srun, too (srun(1), INPUT
     ENVIRONMENT VARIABLES). torchrun's rendezvous admits --nnodes agents (elastic/rendezvous/dynamic_rendezvous.py)."""
     tasks, agents = start.tasks_per_node, start.agents
@@ -191,7 +185,7 @@ def _several_agents(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     return _fatal(start, f"srun starts {where}: {admitted}", "srun --ntasks-per-node=1")
 
 
-def _too_few_agents(start: ScriptLaunch, count: int) -> LaunchProblem | None:
+def _too_few_agents(start: ScriptLaunch) -> LaunchProblem | None:
     """A batch script runs on the first node alone (sbatch(1)); torchrun and accelerate start ranks on their own node
     and wait for the others, deepspeed starts those that its file of hosts names and refuses --num_nodes without one
     (runner.py main, "no extra nodes available via hostfile")."""
@@ -202,7 +196,7 @@ def _too_few_agents(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     if start.launcher == "accelerate" and _by_pdsh(start):
         return None
     started = start.agents if start.has_srun else 1
-    if started is None or started * count >= start.nodes[0]:
+    if started is None or started * start.times >= start.nodes[0]:
         return None
     if start.by_hosts and not start.has_srun:
         problem = f"{start.launcher} reaches {start.nodes[0]} nodes by a file of hosts, and none is given"
@@ -214,7 +208,7 @@ def _too_few_agents(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     return _fatal(start, problem, f"srun --nodes={start.nodes[0]} --ntasks-per-node=1 {start.launcher} ...")
 
 
-def _no_rendezvous(start: ScriptLaunch, count: int) -> LaunchProblem | None:
+def _no_rendezvous(start: ScriptLaunch) -> LaunchProblem | None:
     """torchrun meets at --master_addr (static, the default; 127.0.0.1 unless given) or at --rdzv_endpoint (c10d; its
     own host unless given). It does not read MASTER_ADDR, and c10d does not read --master_addr (run.py
     get_rdzv_endpoint, config_from_args)."""
@@ -242,12 +236,12 @@ def _no_rendezvous(start: ScriptLaunch, count: int) -> LaunchProblem | None:
 _HEAD = "let all nodes meet at the first one: $(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 
 
-def _same_rank(start: ScriptLaunch, count: int) -> LaunchProblem | None:
+def _same_rank(start: ScriptLaunch) -> LaunchProblem | None:
     """SLURM_NODEID, SLURM_PROCID and SLURM_LOCALID are those of a task inside of srun (srun(1), OUTPUT ENVIRONMENT
     VARIABLES) and 0 in the batch script. --node_rank is 0 unless given, and decides in a static rendezvous (run.py);
     accelerate's --machine_rank becomes --node_rank (utils/launch.py)."""
     agents = start.agents
-    if not start.has_srun or start.partly or not agents or agents < 2 or count > 1:
+    if not start.has_srun or start.partly or not agents or agents < 2 or start.times > 1:
         return None
     if start.launcher == "srun":
         names = [name for name in ("RANK", "LOCAL_RANK") if start.environment.get(name, "").isdecimal()]
@@ -266,7 +260,7 @@ def _same_rank(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     if not words or not words[0].rpartition(" ")[2].rpartition("=")[2].isdecimal():
         return None
     if start.launcher == "torchrun" and "node_rank" not in start.options:
-        if _no_rendezvous(start, count) is not None:
+        if _no_rendezvous(start) is not None:
             return None
         problem = "--node_rank is not given, and is 0 on every node of a static rendezvous"
         return _fatal(start, problem, f"--rdzv_backend c10d --rdzv_endpoint HOST:PORT; {_HEAD}")
@@ -275,7 +269,7 @@ def _same_rank(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     return _fatal(start, problem, "let each task expand it: srun bash -c '... $SLURM_PROCID ...', in single quotes")
 
 
-def _idle_nodes(start: ScriptLaunch, count: int) -> LaunchProblem | None:
+def _idle_nodes(start: ScriptLaunch) -> LaunchProblem | None:
     """A rendezvous admits --nnodes agents, one by default; the others wait for its end and exit 1
     (dynamic_rendezvous.py, RendezvousClosedError), and SLURM calls a job failed of which a task failed."""
     nodes = node_count(start.slurm)
@@ -295,7 +289,7 @@ def _idle_nodes(start: ScriptLaunch, count: int) -> LaunchProblem | None:
     return _warning(start, problem, f"--nodes={start.nodes[1]}, or --{start.nodes_option} {nodes}")
 
 
-def _idle_gpus(start: ScriptLaunch, count: int) -> LaunchProblem | None:
+def _idle_gpus(start: ScriptLaunch) -> LaunchProblem | None:
     """A rank uses one GPU."""
     gpus, ranks = start.gpus_per_node, start.ranks_per_node
     if "gpus" in start.step and node_count(start.step) is None:

@@ -271,7 +271,7 @@ class _Shell:
 
     def for_(self, node: tree.For) -> Outcome:
         words = self.words.fields(node.words) if node.words is not None else list(self.state.arguments)
-        for word in words[:1] if node.once else words:
+        for word in words:
             self.state.assign(node.name, word)
             if not self.round(node.body):
                 break

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-import string
 from collections.abc import Callable, Sequence
 
 from llmlaunch.command_lines.shell_arithmetic import NotComputable, compute
 from llmlaunch.command_lines.shell_state import State, has_unset, shown
+from llmlaunch.command_lines.shell_test import CLASSES
 from llmlaunch.command_lines.shell_word_syntax import escaped
 from llmlaunch.rundir.foreign_values import number_in, whole_number_in
 
@@ -33,14 +33,8 @@ def read_options(arguments: Sequence[str], with_value: str) -> tuple[dict[str, s
 
 def _operands(arguments: Sequence[str], flags: str = "") -> list[str] | None:
     """Return a command's arguments after its options; None where one is an option that is not read."""
-    operands = list(arguments)
-    while operands and operands[0].startswith("-") and len(operands[0]) > 1:
-        option = operands.pop(0)
-        if option == "--":
-            break
-        if not flags or not re.fullmatch(f"-[{flags}]+", option):
-            return None
-    return operands
+    options, operands = read_options(arguments, "")
+    return operands if options.keys() <= set(flags) else None
 
 
 def _echo(state: State, arguments: Sequence[str]) -> str | None:
@@ -161,11 +155,6 @@ def _tr(state: State, text: str, arguments: Sequence[str]) -> str | None:
 
 
 _ESCAPES_OF_TR = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
-_CLASSES_OF_TR = {
-    "space": string.whitespace, "blank": " \t", "digit": string.digits, "lower": string.ascii_lowercase,
-    "upper": string.ascii_uppercase, "alpha": string.ascii_uppercase + string.ascii_lowercase,
-    "alnum": string.digits + string.ascii_uppercase + string.ascii_lowercase, "punct": string.punctuation,
-}  # fmt: skip
 _PART_OF_TR = re.compile(
     r"\[:(?P<kind>[a-z]+):\]|\\(?P<escape>[nrt\\])|(?P<first>[!-Z^-~])-(?P<last>[!-Z^-~])"
     r"|(?P<plain>(?!\[[=:]|\[.\*)[^\\])",
@@ -184,10 +173,10 @@ def _set_of_tr(text: str) -> str | None:
             characters += "".join(map(chr, range(ord(part["first"]), ord(part["last"]) + 1)))
         else:
             written = part["plain"] or _ESCAPES_OF_TR.get(part["escape"], "")
-            piece = _CLASSES_OF_TR.get(part["kind"]) if part["kind"] else written
-            if piece is None:
+            if part["kind"] and part["kind"] not in CLASSES:
                 return None
-            characters += piece
+            ascii_text = "".join(map(chr, range(128)))
+            characters += "".join(re.findall(f"[{CLASSES[part['kind']]}]", ascii_text)) if part["kind"] else written
         position = part.end()
     return characters
 

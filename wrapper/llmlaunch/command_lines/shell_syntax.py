@@ -94,7 +94,7 @@ class _Parser(WordParser):
     def pipeline(self) -> tree.Node:
         self.blanks()
         line, negated = self.line, False
-        while (word := self.reserved()) in ("!", "time", "coproc"):
+        while (word := self.reserved()) in ("!", "time"):
             negated ^= word == "!"
             self.position += len(word)
             self.blanks()
@@ -129,7 +129,7 @@ class _Parser(WordParser):
             self.expect(")")
             return tree.Block(body.statements, subshell=True)
         reader = {
-            "{": self.group, "[[": self.test, "if": self.if_, "for": self.for_, "select": self.for_, "case": self.case,
+            "{": self.group, "[[": self.test, "if": self.if_, "for": self.for_, "case": self.case,
             "while": self.while_, "until": self.while_, "function": self.function,
         }.get(reserved)  # fmt: skip
         if reader is not None:
@@ -186,7 +186,7 @@ class _Parser(WordParser):
 
     def for_(self) -> tree.Node:
         line = self.line
-        once = self.keyword("for", "select") == "select"
+        self.keyword("for")
         self.blanks()
         if self.at("(("):
             parts = self.arithmetic_text(2).split(";")
@@ -204,7 +204,7 @@ class _Parser(WordParser):
             while self.position < len(self.text) and self.text[self.position] not in ";\n":
                 words.append(self.word())
                 self.blanks()
-        return tree.For(name, None if words is None else tuple(words), self.loop_body(), line, once)
+        return tree.For(name, None if words is None else tuple(words), self.loop_body(), line)
 
     def case(self) -> tree.Node:
         line, items = self.line, []

@@ -10,28 +10,30 @@ from pathlib import Path
 from llmlaunch.command_lines.shell_state import Array, State, has_unset
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["ShellPattern", "test_outcome"]
+__all__ = ["CLASSES", "ShellPattern", "test_outcome"]
 
 _BINARY = ("=", "==", "!=", "<", ">", "=~", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-ef", "-nt", "-ot")
-_CLASSES = {
+CLASSES = {
     "alpha": "A-Za-z", "digit": "0-9", "alnum": "A-Za-z0-9", "space": r"\s", "blank": r" \t", "upper": "A-Z",
     "lower": "a-z", "xdigit": "0-9A-Fa-f", "word": r"\w", "punct": re.escape(string.punctuation),
 }  # fmt: skip
-_BRACKET = re.compile(r"\[([!^]?)((?:\]|)(?:\[:\w+:\]|\\.|[^\]\\])*)\]", re.DOTALL)
+_PARTS = re.compile(
+    r"\\(?P<quoted>.)|(?P<wild>[*?])|\[(?P<negated>[!^]?)(?P<set>(?:\]|)(?:\[:\w+:\]|\\.|[^\]\\])*)\]|(?P<plain>.)",
+    re.DOTALL,
+)
 LONGEST_SEARCHED = 300
 
-Token = str | re.Pattern[str] | tuple[str, list[list["Token"]]]
-_STAR: Token = ("*", [["any"]])
+Token = str | re.Pattern[str]
+_STAR = re.compile(".*", re.DOTALL)
+_WILD = {"*": _STAR, "?": re.compile(".", re.DOTALL)}
 
 
 class ShellPattern:
-    """A pattern with `*`, `?`, `[…]` and `@(a|b)`; a backslash quotes a character. Matched place by place, so that the
-    work is bounded by the lengths of pattern and text; `spend` counts it before it is done."""
+    """A pattern with `*`, `?` and `[…]`; a backslash quotes a character. Matched place by place, so that the work is
+    bounded by the lengths of pattern and text; `spend` counts it before it is done."""
 
     def __init__(self, text: str, spend: Callable[[int], None]) -> None:
-        self.text, self.position, self.groups = text, 0, 0
-        self._spend = spend
-        self.tokens = self._sequence("")
+        self._spend, self.tokens = spend, _tokens(text)
 
     def spend(self, steps: int) -> None:
         self._spend(8 * steps)  # a step takes longer than a character
@@ -41,7 +43,19 @@ class ShellPattern:
 
     def ends(self, text: str, start: int) -> set[int]:
         """Return all places where a match that starts at `start` may end."""
-        return self._ends(self.tokens, text, {start})
+        places = {start}
+        for token in self.tokens:
+            self.spend(1 + len(places))
+            if not places:
+                break
+            if token is _STAR:
+                self.spend(len(text))
+                places = set(range(min(places), len(text) + 1))
+            elif isinstance(token, str):
+                places = {place + 1 for place in places if text.startswith(token, place)}
+            else:
+                places = {place + 1 for place in places if token.match(text, place)}
+        return places
 
     def starts(self, text: str) -> set[int]:
         """Return all places where a match may start that ends with the text."""
@@ -65,70 +79,16 @@ class ShellPattern:
                 position += 1
         return "".join(parts) + text[position:]
 
-    def _sequence(self, stops: str) -> list[Token]:
-        tokens: list[Token] = []
-        while self.position < len(self.text) and self.text[self.position] not in stops:
-            character = self.text[self.position]
-            bracket = _BRACKET.match(self.text, self.position) if character == "[" else None
-            self.position += 1
-            if character in "?*+@!" and self.text.startswith("(", self.position) and self.groups < 20:
-                tokens.append(self._group(character))
-            elif character in "*?":
-                tokens.append(_STAR if character == "*" else re.compile(".", re.DOTALL))
-            elif bracket is not None:
-                inside = re.sub(r"\[:(\w+):\]", lambda match: _CLASSES.get(match[1], ""), bracket[2])
-                tokens.append(_compiled(f"[{'^' if bracket[1] else ''}{inside.replace('[', chr(92) + '[')}]"))
-                self.position = bracket.end()
-            else:
-                tokens.append(
-                    (self.text[self.position : self.position + 1] or character) if character == "\\" else character
-                )
-                self.position += character == "\\"
-        return tokens
 
-    def _group(self, operator: str) -> Token:
-        self.groups += 1
-        start = self.position
-        alternatives: list[list[Token]] = []
-        while not alternatives or self.text.startswith("|", self.position):
-            self.position += 1
-            alternatives.append(self._sequence("|)"))
-        if not self.text.startswith(")", self.position):
-            self.position = start
-            return operator
-        self.position += 1
-        return operator, alternatives
-
-    def _ends(self, tokens: Sequence[Token], text: str, places: set[int]) -> set[int]:
-        for token in tokens:
-            self.spend(1 + len(places))
-            if not places:
-                break
-            if token is _STAR:
-                self.spend(len(text))
-                places = set(range(min(places), len(text) + 1))
-            elif isinstance(token, str):
-                places = {place + 1 for place in places if text.startswith(token, place)}
-            elif isinstance(token, re.Pattern):
-                places = {place + 1 for place in places if token.match(text, place)}
-            else:
-                places = self._repeated(token[0], token[1], text, places)
-        return places
-
-    def _repeated(self, operator: str, alternatives: list[list[Token]], text: str, places: set[int]) -> set[int]:
-        def once(starts: set[int]) -> set[int]:
-            return {end for tokens in alternatives for end in self._ends(tokens, text, starts)}
-
-        if operator == "!":
-            self.spend(len(places) * len(text))
-            return {end for place in places for end in {*range(place, len(text) + 1)} - once({place})}
-        reached = once(places)
-        if operator in "*+":
-            new = reached
-            while new:
-                new = once(new) - reached
-                reached |= new
-        return reached | places if operator in "*?" else reached
+def _tokens(text: str) -> list[Token]:
+    tokens: list[Token] = []
+    for part in _PARTS.finditer(text):
+        if part["set"] is not None:
+            inside = re.sub(r"\[:(\w+):\]", lambda match: CLASSES.get(match[1], ""), part["set"])
+            tokens.append(_compiled(f"[{'^' if part['negated'] else ''}{inside.replace('[', chr(92) + '[')}]"))
+        else:
+            tokens.append(_WILD.get(part["wild"]) or part["quoted"] or part["plain"])
+    return tokens
 
 
 def _compiled(expression: str) -> re.Pattern[str]:
@@ -238,7 +198,7 @@ class _Test:
 
     def searched(self, expression: str, text: str) -> bool | None:
         """Return whether a regular expression of POSIX fits; None for one that might take long."""
-        expression = re.sub(r"\[:(\w+):\]", lambda match: _CLASSES.get(match[1], ""), expression)
+        expression = re.sub(r"\[:(\w+):\]", lambda match: CLASSES.get(match[1], ""), expression)
         repeated = re.search(r"\)[*+{]", expression)
         nested = repeated is not None and re.search(r"[*+?|{]", expression[: repeated.start()])
         if nested or len(re.findall(r"[*+]|\{\d*,", expression)) > 3 or len(text) + len(expression) > LONGEST_SEARCHED:

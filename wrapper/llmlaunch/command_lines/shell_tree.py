@@ -113,7 +113,6 @@ class For:
     words: tuple[Word, ...] | None
     body: Block
     line: int
-    once: bool = False  # select, which asks
 
 
 @dataclass(frozen=True)

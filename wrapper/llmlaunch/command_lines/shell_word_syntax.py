@@ -143,10 +143,8 @@ class WordParser:
         parts: list[tree.Part] = []
         while self.position < len(self.text):
             character = self.text[self.position]
-            if character in "?*+@!" and ")" in stops and self.text.startswith("(", self.position + 1):
-                self.position += 2
-                parts += [tree.LiteralText(f"{character}("), *self.unquoted_parts(")"), tree.LiteralText(")")]
-                self.expect(")")
+            if character in "?*+@!" and stops[-1:] in (")", "}") and self.text.startswith("(", self.position + 1):
+                self.fail(f"a pattern of extglob, {character}(...), is not read")
             elif character in stops:
                 part = self.angle() if character in "<>" else None
                 if part is None:
