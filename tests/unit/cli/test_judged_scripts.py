@@ -263,6 +263,13 @@ def test_what_memory_depends_on_is_asked_for_by_the_variable_of_the_script(llmla
     assert "--num-layers reads $DEPTH (line 2), which has no value here; --set DEPTH=VALUE" in error
 
 
+def test_an_argument_that_chooses_the_model_is_asked_for_with_its_sizes(llmlaunch: CommandLine) -> None:
+    name = script('case "$2" in 8b) DEPTH=4;; esac\n' + OPEN + SMALL)
+    error = llmlaunch("check", name, *CLUSTER, code=2).stderr
+    assert "$2 has no value here and counts as empty; --set 2=VALUE gives it one" in error
+    llmlaunch("check", name, *CLUSTER, "--set", "2=8b")
+
+
 @pytest.mark.parametrize("setting", ["1=4", "DEPTH=4"])
 def test_a_setting_is_an_argument_or_a_variable_everywhere(llmlaunch: CommandLine, setting: str) -> None:
     name = script(OPEN + SMALL)

@@ -54,6 +54,8 @@ def test_the_end_is_named_with_its_line_and_reason(text: str, ended: str, tmp_pa
     ("text", "note"),
     [
         ('if [ -z "$A" ]; then echo "usage: x"; exit 1; fi\n', "`exit 1` would end the script, because A is not set"),
+        ('A=""\nif [ -z "$A" ]; then exit 1; fi\n', "`exit 1` would end the script, because A is empty"),
+        ('[[ -z "${A:-}" ]] && { echo no; exit 1; }\n', "`exit 1` would end the script, because A is not set"),
         ('[ -z "$A" ] && exit 1\n', "`exit 1` would end the script, because A is not set"),
         ("[[ -n $1 ]] || { echo usage; exit 2; }\n", "`exit 2` would end the script, because $1 has no value here"),
         (

@@ -288,6 +288,8 @@ def _lacking(source: RecipeSource, asked: Sequence[str], error: UserError) -> Us
         asks = ", ".join(f"--set {name}=VALUE" for name in [each.name for each in unset] or [key])
         text = re.split(r"; (?:write |add |give |--set )", text)[0].replace(" in the script", " here")
         lines.append(f"\n  {'' if unset else f'{key}: '}{text}; {asks}")
+    # a script often chooses a model by its arguments
+    lines += [f"\n  {note}" for note in source.notes if "counts as empty; --set" in note]
     return UserError(f"{source.path}: what its memory depends on is not known:{''.join(lines)}")
 
 

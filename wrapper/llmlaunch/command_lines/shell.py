@@ -213,7 +213,7 @@ class _Shell:
         """Run the first body that does not end the script, and note which one that is."""
         last = next((end for body in bodies if (end := self.ending(body)) is not None), None)
         if assumed and last is not None:
-            self.state.ends(_written(last), last.line, reason(assumed), goes_on=True)
+            self.state.ends(_written(last), last.line, reason(assumed, self.state.variables), goes_on=True)
         body = next((body for body in bodies if self.ending(body) is None), None)
         places = ", ".join(str(line_of(body, line)) for body in bodies)
         if body is None:

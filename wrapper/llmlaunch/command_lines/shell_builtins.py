@@ -235,7 +235,7 @@ def _exit(shell: Shell, arguments: list[str], line: int) -> bool | None:
     state = shell.state
     if not state.is_subshell:
         # a script that read no arguments may complain of what they would have set
-        why = reason(chain(*state.record.reasons)) or reason({"#"} & state.record.assumed.keys())
+        why = reason(chain(*state.record.reasons), state.variables) or reason({"#"} & state.record.assumed.keys())
         state.ends(shown(" ".join(["exit", *arguments[:1]])), line, why)
     raise Left("exit")
 

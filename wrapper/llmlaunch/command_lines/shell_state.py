@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -367,14 +367,15 @@ def file_text(path: Path, budget: ReadingBudget | None = None) -> str | None:
         return None
 
 
-def reason(names: Iterable[str]) -> str:
-    """Return the end of a sentence: because these variables, or arguments of the script, have no value."""
+def reason(names: Iterable[str], variables: Container[str] = ()) -> str:
+    """Return the end of a sentence: because these variables, or arguments of the script, have no value. `variables`
+    are those that the script sets."""
     causes = [
         "the script has no arguments (write them after it)"
         if name == "#"
         else f"${name} has no value here (--set {name}=VALUE)"
         if whole_number_in(name) is not None
-        else f"{name} is not set"
+        else f"{name} is {'empty' if name in variables else 'not set'}"
         for name in dict.fromkeys(names)
     ]
     return f"because {' and '.join(causes)}" if causes else ""

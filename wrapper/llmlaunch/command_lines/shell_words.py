@@ -143,7 +143,14 @@ class Expander:
         if operator == "=":
             state.assign(part.name, self.text(part.argument))
             return variable
+        if not part.argument:
+            self._assume_empty(part.name)
         return part.argument
+
+    def _assume_empty(self, name: str) -> None:
+        """Note that a variable is empty: a condition on it may complain of a value that a person is to fill in."""
+        if name.isidentifier():
+            self.state.record.assumed[name] = None
 
     def _values(self, part: tree.Part) -> list[str]:
         """Return the values of a part of a word: one, or one for each entry of an array."""
@@ -265,6 +272,8 @@ class Expander:
         if part.operator:
             entries = self._operated(part, entries, every)
         if not every:
+            if not any(entries[:1]):
+                self._assume_empty(part.name)
             return entries[:1] or [""]
         if part.quoted and (part.index == _EVERY[1] or part.name == "*"):
             separator = state.variables.get("IFS", " ")
