@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.frameworks.bridge.recipe_fields import RECIPES, plain_fields
-from llmlaunch.frameworks.bridge.recipe_source import UNREAD, Fields, PythonModule, flat, recipe_function
+from llmlaunch.frameworks.bridge.recipe_source import UNREAD, Fields, FieldsReader, PythonModule, flat
 from llmlaunch.models.hub_ids import hub_model
 
 PACKAGES = Path(__file__).resolve().parents[2] / ".venv-frameworks/lib/python3.11/site-packages"
@@ -37,6 +37,13 @@ def module(name: str) -> PythonModule | None:
     return PythonModule.of(path.read_text("utf-8")) if name.startswith("megatron.bridge") and path.is_file() else None
 
 
+class BridgeReader(FieldsReader):
+    """Follows imports into Bridge's own modules."""
+
+    def module(self, name: str) -> PythonModule | None:
+        return module(name)
+
+
 def recipes() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name of each recipe whose model is known, with its fields; performance recipes last."""
     for place in PLACES:
@@ -46,7 +53,7 @@ def recipes() -> Iterator[tuple[str, dict[str, Any]]]:
             for name in (*source.functions, *source.imports):
                 if not name.endswith("_config") or name.startswith(("_", "default_", "get_")):
                     continue
-                fields = recipe_function(source, name, module)
+                fields = BridgeReader().call(source, name)
                 if isinstance(fields, Fields):
                     yield name, flat(fields) | ({"perf": True} if place == PLACES[1] and "gpu_" in name else {})
 
@@ -83,7 +90,7 @@ def precisions() -> dict[str, Any]:
     """Return the fields of each mixed precision that a recipe names."""
     source = module("megatron.bridge.training.mixed_precision")
     assert source is not None
-    functions = {name: recipe_function(source, name, module) for name in source.functions if name.endswith("_mixed")}
+    functions = {name: BridgeReader().call(source, name) for name in source.functions if name.endswith("_mixed")}
     return {name: plain_fields({"mixed_precision": fields}) for name, fields in functions.items()}
 
 

@@ -13,7 +13,7 @@ from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.bridge.command_line import read_bridge
-from llmlaunch.frameworks.bridge.recipe_source import UNREAD, PythonModule, flat, recipe_function
+from llmlaunch.frameworks.bridge.recipe_source import UNREAD, FieldsReader, PythonModule, flat
 from llmlaunch.frameworks.bridge.settings import settings_of
 from llmlaunch.frameworks.megatron.command_line import with_stand_ins
 from llmlaunch.frameworks.megatron.differences import pinned_layout
@@ -188,7 +188,7 @@ def test_a_script_that_cannot_be_read_gets_no_verdict(text: str, said: str) -> N
 
 def test_a_script_that_calls_itself_ends() -> None:
     source = PythonModule.of("def f():\n    g()\n    return f()\ndef g():\n    f(); f(); f()\n    return f()")
-    assert recipe_function(source, "f", lambda name: None) == UNREAD
+    assert FieldsReader().call(source, "f") == UNREAD
 
 
 def test_a_recipe_of_its_own_is_followed_through_its_functions() -> None:
@@ -198,6 +198,6 @@ def test_a_recipe_of_its_own_is_followed_through_its_functions() -> None:
         "def mine():\n    cfg = base(tp=4 * 2)\n    if cfg.train is not None:\n"
         "        cfg.train.global_batch_size = 32\n    return cfg\n"
     )
-    fields = flat(recipe_function(PythonModule.of(text), "mine", lambda name: None))
+    fields = flat(FieldsReader().call(PythonModule.of(text), "mine"))
     assert fields["model.tensor_model_parallel_size"] == 8
     assert (fields["train.micro_batch_size"], fields["train.global_batch_size"]) == (3, 32)

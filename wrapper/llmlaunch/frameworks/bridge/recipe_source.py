@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-__all__ = ["UNREAD", "Fields", "PythonModule", "flat", "recipe_function", "script_fields"]
+__all__ = ["UNREAD", "Fields", "FieldsReader", "PythonModule", "flat", "script_fields"]
 
 UNREAD = "?"
 """Stands for a value that is known to Python alone."""
@@ -58,18 +59,6 @@ class PythonModule:
         return source
 
 
-Modules = Callable[[str], "PythonModule | None"]
-"""Returns the module of a dotted name, None where its source is not known."""
-
-
-def recipe_function(
-    source: PythonModule, name: str, modules: Modules, known: Mapping[str, Fields] | None = None
-) -> Any:
-    """Return the Fields that a function of a module returns; UNREAD where that is not known. `known` are functions
-    whose Fields are known by their names."""
-    return _Reader(modules, known or {}).call(source, name, [], {}, 0)
-
-
 def flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return fields by their dotted names."""
     values: dict[str, Any] = {}
@@ -85,19 +74,36 @@ def _literal(node: ast.expr | None) -> Any:
         return UNREAD
 
 
-class _Reader:
-    def __init__(self, modules: Modules, known: Mapping[str, Fields]) -> None:
-        self.modules, self.known, self.calls = modules, known, 0
+@dataclass
+class Scope:
+    """Where an expression is: its module, the values of names there, and how many calls are around it."""
 
-    def call(self, source: PythonModule, name: str, given: list[Any], named: dict[str, Any], depth: int) -> Any:
-        """Return what a function returns that a module defines or imports."""
+    source: PythonModule
+    values: dict[str, Any] = field(default_factory=dict)
+    depth: int = 0
+
+
+class FieldsReader:
+    """Reads what functions return. `known` are functions whose Fields are known by their names."""
+
+    def __init__(self, known: Mapping[str, Fields] = MappingProxyType({})) -> None:
+        self.known, self.calls = known, 0
+
+    def module(self, name: str) -> PythonModule | None:
+        """Return the module of a dotted name, None where its source is not known."""
+        return None
+
+    def call(
+        self, source: PythonModule, name: str, given: Sequence[Any] = (), named: Mapping[str, Any] = {}, depth: int = 0
+    ) -> Any:
+        """Return what a function returns that a module defines or imports; UNREAD where that is not known."""
         self.calls += 1
         seen = 0
         while name not in source.functions and name in source.imports and seen < MOST_DEPTH:
             module, name = source.imports[name]
             if name in self.known:
                 break
-            found = self.modules(module)
+            found = self.module(module)
             if found is None:
                 return UNREAD
             source, seen = found, seen + 1
@@ -109,107 +115,106 @@ class _Reader:
         names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
         defaults = dict(zip(reversed(names), map(_literal, reversed(function.args.defaults)), strict=False))
         keywords = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-        scope = defaults | {each.arg: _literal(value) for each, value in keywords}
-        return self.block(source, function.body, scope | dict(zip(names, given, strict=False)) | named, depth)
+        values = defaults | {each.arg: _literal(value) for each, value in keywords}
+        values |= {**dict(zip(names, given, strict=False)), **named}
+        return self.block(function.body, Scope(source, values, depth))
 
-    def block(self, source: PythonModule, body: list[ast.stmt], scope: dict[str, Any], depth: int) -> Any:
+    def block(self, body: Sequence[ast.stmt], scope: Scope) -> Any:
         """Return what statements return; UNREAD where they return nothing."""
         for statement in body:
             if isinstance(statement, ast.Return):
-                return self.value(source, statement.value, scope, depth)
+                return self.value(statement.value, scope)
             if isinstance(statement, ast.Assign):
-                value = self.value(source, statement.value, scope, depth)
+                value = self.value(statement.value, scope)
                 for target in statement.targets:
-                    self.assign(source, target, value, scope, depth)
+                    self.assign(target, value, scope)
             elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
                 known = isinstance(statement, ast.AnnAssign) and statement.value is not None
-                value = self.value(source, statement.value, scope, depth) if known else UNREAD
-                self.assign(source, statement.target, value, scope, depth)
+                value = self.value(statement.value, scope) if known else UNREAD
+                self.assign(statement.target, value, scope)
             elif isinstance(statement, ast.Expr):
-                self.value(source, statement.value, scope, depth)
+                self.value(statement.value, scope)
             elif isinstance(statement, ast.If):
-                test = self.value(source, statement.test, scope, depth)
+                test = self.value(statement.test, scope)
                 if test is UNREAD or isinstance(test, Fields):
                     continue
-                value = self.block(source, statement.body if test else statement.orelse, scope, depth)
+                value = self.block(statement.body if test else statement.orelse, scope)
                 if value is not UNREAD:
                     return value
         return UNREAD
 
-    def assign(self, source: PythonModule, target: ast.expr, value: Any, scope: dict[str, Any], depth: int) -> None:
+    def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
         if isinstance(target, ast.Name):
-            scope[target.id] = value
+            scope.values[target.id] = value
         elif isinstance(target, ast.Tuple):
             parts = value if isinstance(value, (tuple, list)) else [UNREAD] * len(target.elts)
             for each, part in zip(target.elts, parts, strict=False):
-                self.assign(source, each, part, scope, depth)
+                self.assign(each, part, scope)
         elif isinstance(target, ast.Attribute):
-            owner = self.value(source, target.value, scope, depth, makes=True)
+            owner = self.value(target.value, scope, makes=True)
             if isinstance(owner, Fields):
                 owner[target.attr] = value
 
-    def value(
-        self, source: PythonModule, node: ast.expr | None, scope: dict[str, Any], depth: int, makes: bool = False
-    ) -> Any:
+    def value(self, node: ast.expr | None, scope: Scope, makes: bool = False) -> Any:
         """Return the value of an expression. `makes`: a field that is not there becomes Fields."""
         if isinstance(node, ast.Name):
-            return scope.get(node.id, source.values.get(node.id, self.imported(source, node.id)))
+            return scope.values.get(node.id, scope.source.values.get(node.id, self.imported(scope.source, node.id)))
         if isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name) and node.value.id == "torch":
                 return _TYPES.get(node.attr, UNREAD)
-            owner = self.value(source, node.value, scope, depth, makes)
+            owner = self.value(node.value, scope, makes)
             if makes and isinstance(owner, Fields) and not isinstance(owner.get(node.attr), Fields):
                 owner[node.attr] = Fields()
             return owner.get(node.attr, UNREAD) if isinstance(owner, Fields) else UNREAD
         if isinstance(node, ast.Call):
-            return self.called(source, node, scope, depth)
+            return self.called(node, scope)
         if isinstance(node, (ast.BinOp, ast.Compare)):
-            return self.computed(source, node, scope, depth)
+            return self.computed(node, scope)
         if isinstance(node, (ast.List, ast.Tuple)):
-            items = [self.value(source, each, scope, depth) for each in node.elts]
+            items = [self.value(each, scope) for each in node.elts]
             return UNREAD if UNREAD in items else items
         if isinstance(node, ast.IfExp):
-            test = self.value(source, node.test, scope, depth)
-            return UNREAD if test is UNREAD else self.value(source, node.body if test else node.orelse, scope, depth)
+            test = self.value(node.test, scope)
+            return UNREAD if test is UNREAD else self.value(node.body if test else node.orelse, scope)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            value = self.value(source, node.operand, scope, depth)
+            value = self.value(node.operand, scope)
             return UNREAD if value is UNREAD else not value
         return _literal(node)
 
     def imported(self, source: PythonModule, name: str) -> Any:
         module, original = source.imports.get(name, ("", ""))
-        found = self.modules(module) if module else None
+        found = self.module(module) if module else None
         return UNREAD if found is None else found.values.get(original, UNREAD)
 
-    def computed(self, source: PythonModule, node: ast.BinOp | ast.Compare, scope: dict[str, Any], depth: int) -> Any:
+    def computed(self, node: ast.BinOp | ast.Compare, scope: Scope) -> Any:
         kind: type = type(node.ops[0]) if isinstance(node, ast.Compare) else type(node.op)
         right = node.comparators[0] if isinstance(node, ast.Compare) else node.right
-        values = [self.value(source, each, scope, depth) for each in (node.left, right)]
+        values = [self.value(each, scope) for each in (node.left, right)]
         whole = all(isinstance(value, (int, float)) and abs(value) < 2**53 for value in values)
         alike = kind in (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
         if UNREAD in values or kind not in _OPERATORS or not (whole or alike) or values[1:] == [0]:
             return UNREAD
         return _OPERATORS[kind](*values)
 
-    def called(self, source: PythonModule, node: ast.Call, scope: dict[str, Any], depth: int) -> Any:
-        given = [self.value(source, each, scope, depth) for each in node.args]
-        named = {each.arg: self.value(source, each.value, scope, depth) for each in node.keywords if each.arg}
+    def called(self, node: ast.Call, scope: Scope) -> Any:
+        given = [self.value(each, scope) for each in node.args]
+        named = {each.arg: self.value(each.value, scope) for each in node.keywords if each.arg}
         if isinstance(node.func, ast.Attribute):
             if node.func.attr == "from_hf_pretrained":
                 return Fields({HUB_MODEL: given[0] if given else UNREAD})
-            owner = self.value(source, node.func.value, scope, depth)
+            owner = self.value(node.func.value, scope)
             return owner if node.func.attr == "to_megatron_provider" else UNREAD
         if not isinstance(node.func, ast.Name):
             return UNREAD
-        name = source.imports.get(node.func.id, ("", node.func.id))[1]
+        name = scope.source.imports.get(node.func.id, ("", node.func.id))[1]
         if name == "get_mixed_precision_config" and given and isinstance(given[0], str):
             formats = PythonModule(imports={given[0]: (FORMATS, given[0])})
-            return self.call(formats, given[0], [], {}, depth + 1)
+            return self.call(formats, given[0], depth=scope.depth + 1)
         if name == "default_peft_config":  # of recipes/utils/dataset_utils.py
             return Fields({CLASS: given[0] if given else named.pop("peft_scheme", UNREAD), **named})
         if name[:1].isupper():
             return Fields({CLASS: name, **named})
-        return self.call(source, node.func.id, given, named, depth + 1)
+        return self.call(scope.source, node.func.id, given, named, scope.depth + 1)
 
 
 def _copied(fields: Fields) -> Fields:
@@ -219,16 +224,15 @@ def _copied(fields: Fields) -> Fields:
 def script_fields(source: PythonModule, known: Callable[[str], Fields | None]) -> Fields | None:
     """Return the container that a script fills, None where there is none: that of `main`, of its own statements, or of
     the last function that fills one. `known` returns the fields of a recipe of Bridge's by its name."""
-    names = {original for _, original in source.imports.values()} | {name for name, _ in source.imports.items()}
+    names = (*source.imports, *(original for _, original in source.imports.values()))
     recipes = {name: fields for name in names if (fields := known(name)) is not None}
     source.values["__name__"] = "__main__"
     bodies = [function.body for name, function in source.functions.items() if name != "main"]
     main = [source.functions["main"].body] if "main" in source.functions else []
     for body in (*main, list(source.statements), *reversed(bodies)):
-        scope: dict[str, Any] = {}
-        reader = _Reader(lambda module: None, recipes)
-        returned = reader.block(source, body, scope, 0)
-        containers = [value for value in (*scope.values(), returned) if isinstance(value, Fields) and "train" in value]
-        if containers:
-            return containers[-1]
+        scope = Scope(source)
+        returned = FieldsReader(recipes).block(body, scope)
+        for value in (returned, *reversed(scope.values.values())):
+            if isinstance(value, Fields) and "train" in value:
+                return value
     return None
