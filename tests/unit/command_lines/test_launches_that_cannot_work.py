@@ -118,14 +118,14 @@ BROKEN = {
         "--nodes=1 --gpus-per-node=4", f"accelerate launch --num_processes 8 {TRAIN}", "where the job has 4 GPUs",
     ),
     "several agents a node": (
-        f"{JOB} --ntasks-per-node=8", f"srun {RUN} {RDZV} {TRAIN}", "of which 2 can join",
+        f"{JOB} --ntasks-per-node=8", f"srun {RUN} {RDZV} {TRAIN}", "and 2 can join",
     ),
     "several agents on one node": (
         "--nodes=1 --ntasks-per-node=4 --gres=gpu:4", f"srun torchrun --standalone --nproc_per_node 4 {TRAIN}",
-        "of which 1 can join",
+        "and 1 can join",
     ),
     "several times deepspeed": (
-        "--nodes=1 --ntasks=8 --gres=gpu:8", f"srun deepspeed --num_gpus 8 {TRAIN}", "8 times deepspeed",
+        "--nodes=1 --ntasks=8 --gres=gpu:8", f"srun deepspeed --num_gpus 8 {TRAIN}", "deepspeed starts 8 times",
     ),
     "one GPU for each task": (
         "--nodes=2 --ntasks-per-node=1 --gpus-per-task=1", f"srun {RUN} {RDZV} {TRAIN}",

@@ -181,8 +181,8 @@ def _several_agents(start: ScriptLaunch) -> LaunchProblem | None:
     if start.nodes is None or start.ranks_per_node is None or start.ranks_per_node < 2 or agents <= start.nodes[1]:
         return None
     where = f"{tasks} tasks on each of {agents // tasks} nodes" if agents > tasks else f"{tasks} tasks on the node"
-    admitted = f"{agents} times {start.launcher}, of which {start.nodes[1]} can join"
-    return _fatal(start, f"srun starts {where}: {admitted}", "srun --ntasks-per-node=1")
+    admitted = f"{start.launcher} starts {agents} times, and {start.nodes[1]} can join"
+    return _fatal(start, f"srun starts {where}: {admitted}", "write srun --ntasks-per-node=1")
 
 
 def _too_few_agents(start: ScriptLaunch) -> LaunchProblem | None:
