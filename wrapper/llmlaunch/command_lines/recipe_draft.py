@@ -18,7 +18,7 @@ from llmlaunch.command_lines.command import (
 )
 from llmlaunch.command_lines.sbatch import of_one_task
 from llmlaunch.documents.keys import key_names
-from llmlaunch.documents.secrets import is_secret_variable, secret_in
+from llmlaunch.documents.secrets import is_secret_variable, secret_in, without_passwords
 from llmlaunch.documents.slurm_options import follows_from_recipe, sbatch_option_problem, sbatch_value_problem
 from llmlaunch.documents.text import is_set_by_launcher, mount_problem, variable_problem
 from llmlaunch.documents.yaml_strict import read_text
@@ -49,6 +49,7 @@ JOB_KEYS = ("slurm", "setup", "container", "python", "workdir", "environment", "
 """Keys that `add_job` adds, beside the nodes."""
 LEFT_OUT = "rendering leaves out "
 """How a note begins on what the script does and the job of the recipe does not."""
+PASSWORD_LEFT_OUT = "a name and password in an address are never written; log in where you submit"
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # names of torch's settings of its allocator
 RUNTIMES = {"pyxis": "pyxis", "enroot": "pyxis", "apptainer": "apptainer", "singularity": "apptainer"}
 _ORDER = ("model", "backend", "nodes", "training", "data", "tracking", "layout", *JOB_KEYS)
@@ -95,9 +96,12 @@ class RecipeDraft:
         training = dict(sorted(self.training.items(), key=lambda item: order.get(item[0], len(order))))
         sections = {**self.keys, "training": training, "layout": layout}
         document = {"schema": 1, "name": self.name} | {key: sections[key] for key in _ORDER if sections.get(key)}
+        written = without_passwords(document)
+        if written != document and PASSWORD_LEFT_OUT not in self.notes:
+            self.notes.append(PASSWORD_LEFT_OUT)
         return Reading(
             kind,
-            document,
+            written,
             tuple(self.unread),
             (*self.missing, *(f"{each.key}: {each.reason}" for each in self.undecided)),
             tuple(self.notes),

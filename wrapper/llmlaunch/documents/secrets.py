@@ -207,6 +207,20 @@ def secret_in(text: str) -> str | None:
     return "holds a literal secret" if _HEADER.search(text) or _QUERY.search(text) else None
 
 
+def without_passwords(value: Any) -> Any:
+    """Return a value of a document without the names and passwords in the addresses that it holds."""
+    if isinstance(value, dict):
+        return {key: without_passwords(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_passwords(item) for item in value]
+    return _PASSWORD_OF_URL.sub(_address_alone, value) if isinstance(value, str) else value
+
+
+def _address_alone(match: re.Match[str]) -> str:
+    scheme, divider, _ = match[0].rpartition("://")
+    return scheme + divider + match[0].rpartition("@")[2]
+
+
 def known_secret(text: str) -> str | None:
     """Return the kind of secret in `text` that has a form of its own, such as a service's prefix or the head of a key
     file; None if there is none.

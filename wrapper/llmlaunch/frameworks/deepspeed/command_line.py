@@ -21,7 +21,7 @@ from llmlaunch.command_lines.recipe_draft import (
     recipe_name,
 )
 from llmlaunch.command_lines.trainers import FSDP, not_read
-from llmlaunch.documents.secrets import is_secret_variable
+from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.deepspeed.hugging_face import (
     AXOLOTL,
@@ -347,7 +347,7 @@ def _add_script(
     for group in groups:
         name = group[0].lstrip("-").partition("=")[0]
         value = " ".join((group[0].partition("=")[2], *group[1:])).strip()
-        if is_secret_variable(name, value):
+        if is_secret_variable(name, value) or any(map(known_secret, group)):
             draft.leave_out((group[0].partition("=")[0],), "looks like a secret, which is never written", matters=False)
         elif not any(map(is_unset, group)):
             words += group
