@@ -55,7 +55,7 @@ PARTS = (Indexer, Mamba, MlaShape, MoeShape, RopeScaling, SlidingWindow)
 def read_model(space: Namespace, draft: RecipeDraft) -> str | dict[str, Any] | None:
     """Return the recipe's key `model`, a preset or a mapping; None where sizes are missing. The draft lacks each size
     that these values do not say, and gets notes."""
-    absent = [flag for flag in SIZES if not space.get(dest_of(flag))]
+    absent = [flag for flag in SIZES if not space.get(dest_of(flag)) and flag != "--ffn-hidden-size"]  # has a default
     if absent and any(sentence.startswith("model: ") for sentence in draft.missing):
         return None
     if absent:
