@@ -141,7 +141,10 @@ replan_option = click.option("--replan", is_flag=True, help="Leave the lock besi
 def planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRun:
     """Plan RECIPE, kept to its lock or, with `replan`, anew; tell of a lock what planning anew changes and gains."""
     with waiting_for(f"searching the layouts of {recipe}"):
-        run = plan(recipe, overrides, notify, replan=replan)
+        try:
+            run = plan(recipe, overrides, notify, replan=replan)
+        except UserError as error:
+            raise _with_its_cluster(recipe, error) from None
     lock = lock_path(recipe)
     if run.unlocked is None and not (replan and lock.is_file()):
         return run
@@ -154,6 +157,19 @@ def planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRun
         change = str(reason)
     notify(f"note: {lock} is left aside: {change}" if replan else f"note: {lock} keeps the plan; {change} (--replan)")
     return run
+
+
+def _with_its_cluster(recipe: str, error: UserError) -> UserError:
+    """Return the error for a file of training arguments, which has no cluster, where it was taken for a recipe."""
+    from llmlaunch.imports.recipe_file import holds_arguments
+
+    try:
+        taken = not holds_arguments(Path(recipe))
+    except UserError:  # the same that was wrong with the recipe
+        taken = True
+    if taken:
+        return error
+    return UserError(f"{recipe}: holds training arguments and is no recipe; add --cluster NAME, a profile or its path")
 
 
 def warn_of_readiness(run: PlannedRun) -> None:
