@@ -23,7 +23,7 @@ from llmlaunch.command_lines.launchers import (
 )
 from llmlaunch.command_lines.prefixes import Prefix, launcher_table, pyxis_container, without_prefixes
 from llmlaunch.command_lines.preparation import prepared
-from llmlaunch.command_lines.sbatch import Options, device_count, node_count, sbatch_words, task_count
+from llmlaunch.command_lines.sbatch import OF_A_TASK, Options, device_count, node_count, sbatch_words, task_count
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
 from llmlaunch.command_lines.trainers import is_tool, trainer_of, trains_by_name
 
@@ -34,8 +34,6 @@ SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _SHELL_FILE = re.compile(r"\.(sh|bash|sbatch|slurm)\b")
 OF_SLURM = re.compile(r"\$\{SLURM_(JOB_NUM_NODES|NNODES)\}")
 PYTHON = re.compile(r"python[\d.]*|\$\{\w*PYTHON\w*\}", re.IGNORECASE)
-# what srun sets for each task, and a shell of the task therefore knows (srun(1), OUTPUT ENVIRONMENT VARIABLES)
-OF_A_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
 _SET_IN_A_TASK = re.compile(r"\$\{(SLURM_(?:LAUNCH_NODE_IPADDR|NODEID|PROCID|LOCALID)):?-[^}]*\}")
 # what a program that trains is given, and others are not
 _TRAINING = re.compile(

@@ -15,7 +15,8 @@ from pathlib import Path, PurePath
 
 from llmlaunch.command_lines.command import ScriptContainer, TrainerCommand
 from llmlaunch.command_lines.prefixes import without_prefixes
-from llmlaunch.command_lines.shell_state import ShellCommand
+from llmlaunch.command_lines.sbatch import OF_A_TASK
+from llmlaunch.command_lines.shell_state import ShellCommand, exists
 from llmlaunch.documents.secrets import is_secret_variable, secret_in
 from llmlaunch.documents.slurm_options import option_forms, srun_option_problem
 from llmlaunch.documents.text import is_set_by_launcher
@@ -31,7 +32,6 @@ _HOOKS: Mapping[str, str] = _TABLE["hooks"]
 _REASON = {program: reason for reason, programs in _TABLE["reasons"].items() for program in programs}
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 _KNOWN_TO_THE_RUN_ALONE = re.compile(r"\d+|output_of_line_\d+|number_of_arguments")
-_OF_A_TASK = frozenset({"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"})
 _ANY_VALUE = "0123456789abcdef"  # of a variable whose name alone says that it is a secret
 _LAUNCHERS = re.compile(r"(?:python[\d.]*|torchrun|deepspeed|accelerate|trl|llamafactory-cli|axolotl|swift|megatron)")
 _HOOKED_BY = re.compile(r"(?:conda|mamba)\.sh|\.bashrc|\.bash_profile|\.profile|\.bash_login")
@@ -91,7 +91,7 @@ def surrounded(
     logs = {
         option: str(start.absolute() / str(path))
         for option, path in training.slurm.items()
-        if option in ("output", "error") and "/" in str(path) and _exists(start / PurePath(str(path)).parent)
+        if option in ("output", "error") and "/" in str(path) and exists(start / PurePath(str(path)).parent)
     }
     training = replace(training, slurm={**training.slurm, **logs})
     chdir = _option_of(("--chdir", "-D"), launch.words if launch and launch.words[:1] == ("srun",) else ())
@@ -145,14 +145,7 @@ def _workdir(training: TrainerCommand, start: Path) -> str | None:
     words = (training.trainer, *training.arguments)
     values = (word.rpartition("=")[2] if word.startswith("-") else word for word in words)
     named = (folder / value for value in values if value and not value.startswith(("/", "-", "~")))
-    return str(folder.absolute()) if any(map(_exists, named)) else None
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
+    return str(folder.absolute()) if any(map(exists, named)) else None
 
 
 class _Preparation:
@@ -219,7 +212,7 @@ class _Preparation:
         for name, value in self.training.environment.items():
             if not _REFERENCE.search(value) or is_set_by_launcher(name) or is_secret_variable(name, _ANY_VALUE):
                 continue
-            if value == f"${{{name}}}" or _OF_A_TASK.intersection(_REFERENCE.findall(value)):
+            if value == f"${{{name}}}" or set(OF_A_TASK) & set(_REFERENCE.findall(value)):
                 self.exported.add(name)  # sbatch carries the one along, and each rank of the rendered job has the other
                 continue
             if self.training.container is not None and launch.environment.get(name) != value:
@@ -239,7 +232,7 @@ class _Preparation:
         manager = next((word for word in command.words[:-1] if word in ("uv", "poetry", "pixi")), None)
         environment = command.folder / ".venv" / "bin" / "python"
         if manager is not None and command.words[command.words.index(manager) + 1] == "run":
-            if _exists(environment):
+            if exists(environment):
                 self.launch_python = str(environment)
             else:
                 self._leave_out(command, [manager, "run"], "name the interpreter of its environment: python: PATH")

@@ -10,6 +10,7 @@ from llmlaunch.documents.slurm_options import option_forms
 from llmlaunch.rundir.values import shortened
 
 __all__ = [
+    "OF_A_TASK",
     "Options",
     "device_count",
     "node_count",
@@ -22,6 +23,9 @@ __all__ = [
 ]
 
 Options = Mapping[str, str | int | bool]
+
+OF_A_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
+"""What srun sets for each task, and a shell of the task therefore knows (srun(1), OUTPUT ENVIRONMENT VARIABLES)."""
 
 _COUNTS = ("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "cpus-per-task", "cpus-per-gpu", "ntasks-per-gpu")
 # a word of a directive as get_argument of src/sbatch/opt.c reads it: quotes, backslashes, a comment after any `#`
@@ -209,19 +213,13 @@ def sbatch_environment(options: Options) -> dict[str, str]:
     all_tasks = options.get("ntasks") if tasks is None or nodes is None else nodes * tasks
     first = 0 if options else None  # the batch script is the first task on the first node
     values = {
-        "SLURM_NODEID": first,
-        "SLURM_PROCID": first,
-        "SLURM_LOCALID": first,
+        **dict.fromkeys(OF_A_TASK, first),
         "SLURM_NNODES": nodes,
         "SLURM_JOB_NUM_NODES": nodes,
         "SLURM_GPUS_ON_NODE": devices,
         "SLURM_GPUS_PER_NODE": options.get("gpus-per-node"),
         "SLURM_NTASKS_PER_NODE": tasks,
-        "SLURM_TASKS_PER_NODE": None
-        if tasks is None or nodes is None
-        else f"{tasks}(x{nodes})"
-        if nodes > 1
-        else tasks,
+        "SLURM_TASKS_PER_NODE": f"{tasks}(x{nodes})" if tasks and nodes and nodes > 1 else tasks if nodes else None,
         "SLURM_NTASKS": all_tasks,
         "SLURM_NPROCS": all_tasks,
         "SLURM_CPUS_PER_TASK": options.get("cpus-per-task"),

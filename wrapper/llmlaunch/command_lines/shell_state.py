@@ -26,6 +26,7 @@ __all__ = [
     "ShellCommand",
     "State",
     "Value",
+    "exists",
     "file_text",
     "has_unset",
     "plain",
@@ -365,6 +366,14 @@ def file_text(path: Path, budget: ReadingBudget | None = None) -> str | None:
             return file.read(status.st_size).decode("utf-8", "replace").replace("\r\n", "\n")
     except (OSError, ValueError):
         return None
+
+
+def exists(place: str | Path) -> bool:
+    """Return whether there is something here; False where the path is none."""
+    try:
+        return Path(place).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def reason(names: Iterable[str], variables: Container[str] = ()) -> str:

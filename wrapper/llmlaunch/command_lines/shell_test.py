@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from llmlaunch.command_lines.shell_state import Array, State, has_unset
+from llmlaunch.command_lines.shell_state import Array, State, exists, has_unset
 from llmlaunch.rundir.foreign_values import whole_number_in
 
 __all__ = ["CLASSES", "ShellPattern", "test_outcome"]
@@ -167,7 +166,7 @@ class _Test:
         if has_unset(operand):
             return None
         place = self.state.resolved(operand)
-        return True if place in self.state.files or _exists(place) else None
+        return True if place in self.state.files or exists(place) else None
 
     def is_set(self, name: str) -> bool:
         name, bracket, index = name.partition("[")
@@ -213,10 +212,3 @@ def _integer(text: str) -> int | None:
     digits = text.strip()
     number = whole_number_in(digits.lstrip("+-"))
     return None if number is None else -number if digits.startswith("-") else number
-
-
-def _exists(place: str) -> bool:
-    try:
-        return Path(place).exists()
-    except (OSError, ValueError):
-        return False

@@ -128,8 +128,7 @@ class ScriptWords:
     def _changed(self, settings: Mapping[str, Any], before: Rendered, after: Rendered) -> Iterator[tuple[str, str]]:
         said = set()
         old, new = _by_flag(before), _by_flag(after)
-        in_file = {} if not after.settings_file else _in_file(after)
-        in_old_file = {} if not before.settings_file else _in_file(before)
+        in_old_file, in_file = _in_file(before), _in_file(after)
         for flag in dict.fromkeys((*old, *new)):
             if flag in self.framework.flags_for_speed():
                 continue
@@ -138,18 +137,18 @@ class ScriptWords:
                 continue
             if keys:
                 said |= keys
-                yield self._flag_clause(flag, old.get(flag), new.get(flag))
+                yield self._flag_clause(flag, new.get(flag))
         for name in dict.fromkeys((*in_old_file, *in_file)):
             reason = after.settings.get(name) or before.settings.get(name)
             keys = set() if reason is None else set(reason.keys) & settings.keys()
             if keys - said and in_old_file.get(name) != in_file.get(name):
                 said |= keys
-                yield self._setting_clause(name, in_old_file.get(name), in_file.get(name))
+                yield self._setting_clause(name, in_file.get(name))
         for key, value in settings.items():
             if key not in said and not (key == "layout.data" and len(settings) > 1):
                 yield self._other_clause(key, value)
 
-    def _flag_clause(self, flag: str, old: tuple[str, Any] | None, new: tuple[str, Any] | None) -> tuple[str, str]:
+    def _flag_clause(self, flag: str, new: tuple[str, Any] | None) -> tuple[str, str]:
         if new is None:
             return "remove", f"{self.spelled(flag)}{self._where(flag)}"
         stated = _plain_name(flag) in self.flags
@@ -159,7 +158,7 @@ class ScriptWords:
         line = self.at(flag).rpartition(":")[2]
         return f" (line {line})" if line.isdigit() else ""
 
-    def _setting_clause(self, name: str, old: Any, new: Any) -> tuple[str, str]:
+    def _setting_clause(self, name: str, new: Any) -> tuple[str, str]:
         file = self.settings_file or "a ds_config.json (--deepspeed FILE)"
         if new is None:
             return "remove", f"{name} from {file}"
@@ -200,8 +199,8 @@ def _by_flag(rendered: Rendered) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def _in_file(rendered: Rendered) -> dict[str, Any]:
-    """Return the settings of the rendered file by dotted names."""
-    content = json.loads(rendered.files[rendered.settings_file])
+    """Return the settings of the rendered file by dotted names; none where there is no such file."""
+    content = json.loads(rendered.files[rendered.settings_file]) if rendered.settings_file else {}
     flat: dict[str, Any] = {}
     for path in _paths(content):
         value = content

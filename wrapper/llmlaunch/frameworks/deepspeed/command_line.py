@@ -468,13 +468,12 @@ def _own_batch(
         micro = options.whole("per_device_train_batch_size", "micro_batch_size", "train_micro_batch_size_per_gpu")
     if accumulated is None:
         accumulated = options.whole("gradient_accumulation_steps")
-    if whole is None and micro is None:
-        draft.lack("training.global_batch_size", f"{place} says no batch; write it, and layout.micro_batch_size")
+    if whole is None:
+        if micro is None:
+            draft.lack("training.global_batch_size", f"{place} says no batch; write it, and layout.micro_batch_size")
+        else:
+            add_batch(draft, micro, accumulated or 1, ranks)
         return
-    if whole is None and micro is not None:
-        add_batch(draft, micro, accumulated or 1, ranks)
-        return
-    assert whole is not None
     draft.training["global_batch_size"] = whole
     if micro is None and ranks is not None:
         micro = max(whole // ((accumulated or 1) * ranks), 1)
