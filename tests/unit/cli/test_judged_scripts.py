@@ -366,7 +366,71 @@ def test_a_recipe_is_made_as_the_next_step_says_with_the_overrides(llmlaunch: Co
     assert "zero_stage: 1" in next(Path().glob("*.yaml")).read_text()
 
 
+def test_the_recipe_of_a_script_with_epochs_is_made_with_the_steps_that_were_assumed(llmlaunch: CommandLine) -> None:
+    name = hugging_face(STAGE_3)
+    Path(name).write_text(Path(name).read_text().replace("--max_steps 100", "--num_train_epochs 3"))
+    step = next(line for line in llmlaunch("check", name, *CLUSTER).stdout.splitlines() if line.startswith("Next: "))
+    assert step.endswith("(write your own training.steps)")
+    llmlaunch(*step.partition("  #")[0].split()[2:])
+    assert "steps: 1000" in Path("sft.yaml").read_text()
+
+
+def test_sizes_that_have_a_default_are_not_asked_for(llmlaunch: CommandLine) -> None:
+    error = llmlaunch("check", "--megatron-args", "--num-layers 2 --seq-length 512", *CLUSTER, code=2).stderr
+    assert "--hidden-size, --num-attention-heads are not given" in error
+
+
+def test_a_script_that_starts_several_trainings_says_so_where_one_lacks_something(llmlaunch: CommandLine) -> None:
+    name = hugging_face(STAGE_3)
+    line = Path(name).read_text().splitlines()[1]
+    Path(name).write_text(f"{line}\n{line.replace('meta-llama/Llama-3.1-8B', 'out')}\n")
+    assert "starts 2 trainings (job.sh:1" in llmlaunch("check", name, *CLUSTER, code=2).stderr
+    llmlaunch("check", name, *CLUSTER, "--command", "1")
+
+
+# --- secrets
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--dataset_name https://me:pa55word@host/data.json",
+        "--hub_token hf_" + "pa55word" * 4,
+        "--name_of_nothing hf_" + "pa55word" * 4,
+    ],
+)
+def test_a_secret_of_an_argument_is_left_out_and_the_job_is_priced(llmlaunch: CommandLine, words: str) -> None:
+    name = hugging_face(STAGE_3, words)
+    checked = llmlaunch("check", name, *CLUSTER, "-v")
+    llmlaunch("init", "--from", name, *CLUSTER)
+    assert "pa55word" not in checked.stdout + checked.stderr + Path("sft.yaml").read_text()
+    llmlaunch("check", "sft.yaml")
+
+
+def test_a_password_in_the_address_of_an_image_is_left_out(llmlaunch: CommandLine) -> None:
+    name = megatron("--micro-batch-size 1 --train-iters 10 --use-distributed-optimizer")
+    srun = "srun --container-image docker://me:pa55word@nvcr.io/nvidia/pytorch:25.01-py3"
+    Path(name).write_text(Path(name).read_text().replace("srun", srun))
+    llmlaunch("init", "--from", name, *CLUSTER, "-o", "recipe.yaml")
+    text = Path("recipe.yaml").read_text()
+    assert "docker://nvcr.io/nvidia/pytorch" in text
+    assert text.count("a name and password in an address are never written") == 1
+
+
+def test_an_override_that_is_wrong_is_the_only_one_blamed(llmlaunch: CommandLine) -> None:
+    name = megatron("--micro-batch-size 1 --train-iters 10 --save $OUT")
+    error = llmlaunch("init", "--from", name, *CLUSTER, "--set", "name=!!python/x", code=2).stderr
+    assert error.startswith("error: override name=")
+
+
 # --- files of arguments
+
+
+@pytest.mark.parametrize("more", [{}, {"hub_token": "hf_" + "pa55word" * 4}])
+def test_a_file_of_arguments_without_a_cluster_is_asked_for_it(llmlaunch: CommandLine, more: dict[str, str]) -> None:
+    arguments = {"model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 1, "max_steps": 10} | more
+    Path("args.json").write_text(json.dumps(arguments))
+    assert "add --cluster NAME" in llmlaunch("check", "args.json", code=2).stderr
 
 
 def test_a_file_of_arguments_is_known_by_its_keys(llmlaunch: CommandLine) -> None:

@@ -25,6 +25,7 @@ from llmlaunch.imports.recipe_file import (
     RecipeSource,
     dumped,
     read_with_settings,
+    recipe_text,
     undecided_keys,
     with_cluster,
     without_devices,
@@ -55,6 +56,7 @@ __all__ = [
     "launch_json",
     "no_verdict_json",
     "reading_lines",
+    "recipe_settings",
 ]
 
 MEGATRON_TRAINER = "pretrain_gpt.py"
@@ -290,6 +292,10 @@ def _lacking(source: RecipeSource, asked: Sequence[str], error: UserError) -> Us
         lines.append(f"\n  {'' if unset else f'{key}: '}{text}; {asks}")
     # a script often chooses a model by its arguments
     lines += [f"\n  {note}" for note in source.notes if "counts as empty; --set" in note]
+    if len(source.trainings) > 1:
+        lines.append(
+            f"\n  it starts {len(source.trainings)} trainings ({'; '.join(source.trainings)}); --command N chooses one"
+        )
     return UserError(f"{source.path}: what its memory depends on is not known:{''.join(lines)}")
 
 
@@ -358,6 +364,22 @@ def hint_in_words(job: ExistingJob, hint: Hint) -> str:
     except UserError:
         return hint.sentence()
     return f"{words}: {hint.sentence().partition('): ')[2]}"
+
+
+def recipe_settings(job: ExistingJob, cluster: str | None, overrides: Sequence[str] = ()) -> tuple[str, ...] | None:
+    """Return the `KEY=VALUE` words for what was assumed of a job and its recipe has to say; None where a recipe takes
+    more than that."""
+    source = job.source
+    given = {word.partition("=")[0] for word in (*source.keys, *overrides)}
+    assumed = {key: each.value for key, each in source.reading.stand_ins.items() if key not in given}
+    words = tuple(f"{key}={json.dumps(value)}" for key, value in assumed.items())
+    for settings in ((), words):
+        try:
+            recipe_text(source, source.path, cluster, (*overrides, *settings))
+        except UserError:
+            continue
+        return settings
+    return None
 
 
 def reading_lines(job: ExistingJob | UndecidedJob) -> list[str]:

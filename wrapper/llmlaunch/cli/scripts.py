@@ -17,6 +17,7 @@ from llmlaunch.app.existing_job import (
     job_of_script,
     no_verdict_json,
     reading_lines,
+    recipe_settings,
 )
 from llmlaunch.cli.output import notify, print_json, say_next
 from llmlaunch.cli.planning import (
@@ -141,8 +142,10 @@ def steps_after_script(job: ExistingJob, script: ScriptInput, overrides: Sequenc
         if job.with_export is not None:
             steps.insert(0, (to_type(*sys.argv[1:], f"environment.{EXPORT}"), "with that export in the script"))
         return steps
-    if source.reading.not_rendered is not None or not source.path.is_file():
+    assumed = recipe_settings(job, script.cluster, overrides)
+    if assumed is None or source.reading.not_rendered is not None or not source.path.is_file():
         return []
-    settings = tuple(word for override in overrides for word in ("--set", override))
+    settings = tuple(word for setting in (*overrides, *assumed) for word in ("--set", setting))
     words = (source.path, *script_words(script), *settings)
-    return [(to_type("init", "--from", *words), "makes a recipe of it, for llmlaunch submit")]
+    where = f" (write your own {' and '.join(word.partition('=')[0] for word in assumed)})" if assumed else ""
+    return [(to_type("init", "--from", *words), f"makes a recipe of it, for llmlaunch submit{where}")]

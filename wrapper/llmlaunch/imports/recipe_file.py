@@ -207,12 +207,12 @@ def recipe_text(
     if source.command is not None and any(problem.fatal for problem in source.command.launch_problems):
         document = without_devices(document)
     undecided = undecided_keys(source, keys)
+    words = source.words
+    written = Document(words.place, "", document, words.places(document), {})
+    changed = apply_overrides(written, from_working_directory(keys))
     try:
         if undecided:
             raise UserError(f"{undecided[0].key}: is not known")
-        words = source.words
-        written = Document(words.place, "", document, words.places(document), {})
-        changed = apply_overrides(written, from_working_directory(keys))
         recipe_from(changed, target.parent)
     except UserError as error:
         lacking = [sentence for sentence in source.reading.missing if sentence.partition(":")[0] not in _names(keys)]
@@ -291,7 +291,7 @@ def _comments(source: RecipeSource) -> list[str]:
     place = source.path.name if command is None else f"{command.place} ({command.launcher} {command.trainer})"
     lines = [f"Read from {place} by llmlaunch init --from; the script was not run."]
     lines += [f"Missing: {sentence}" for sentence in reading.missing]
-    lines += [f"Not read: {' '.join(unread.words)} ({unread.reason})" for unread in reading.unread]
+    lines += [f"Not read ({unread.reason}): {' '.join(unread.words)}" for unread in reading.unread]
     lines += [f"Note: {note}" for note in reading.notes]
     if reading.not_rendered is not None:
         lines.append(f"It can be checked and not submitted: {reading.not_rendered}")
