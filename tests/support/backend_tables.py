@@ -144,7 +144,7 @@ def _trainer_table() -> str:
     """One row for each argument of Hugging Face's Trainer that is written or read."""
     rows = []
     for row in ARGUMENTS:
-        keys = dict.fromkeys([*((row.of,) if isinstance(row.of, str) else row.of), row.reads])
+        keys = dict.fromkeys([*row.keys, row.reads])
         versions = _versions(row.since, row.until, "4.0")
         rows.append([f"`--{row.key}`", _keys(filter(None, keys)), "yes" if row.is_rendered else "", versions])
     return _table(["argument of the Trainer", "recipe key", "rendered", "transformers"], rows)

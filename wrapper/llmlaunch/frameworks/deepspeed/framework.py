@@ -44,11 +44,11 @@ class DeepSpeedFramework(Framework):
         from llmlaunch.frameworks.deepspeed.settings import SETTINGS
         from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS
 
-        rows = [(f"--{row.key}", (row.reads, row.of)) for row in ARGUMENTS]
-        rows += [(row.key, (row.reads, row.of)) for row in SETTINGS]
+        rows = [(f"--{row.key}", (row.reads, *row.keys)) for row in ARGUMENTS]
+        rows += [(row.key, (row.reads, *row.keys)) for row in SETTINGS]
         names: dict[str, tuple[str, ...]] = {}
-        for name, (read, of) in rows:
-            for key in dict.fromkeys((read, *((of,) if isinstance(of, str) else of))):
+        for name, keys in rows:
+            for key in dict.fromkeys(keys):
                 names[key] = (*names.get(key, ()), name)
         return names
 

@@ -104,7 +104,8 @@ class DsConfigKey:
     Attributes:
         form: What a value must be where a file is read.
         subject: Its class, as an argument of the person's own; `by_value` has the class of some of its values.
-        of: Recipe keys that decide the rendered value; `why` says what a reader would not guess from them.
+        of: Recipe keys that decide the rendered value, where it is not the one of `reads` alone; `why` says what a
+            reader would not guess from them.
         write: Returns the rendered value, ABSENT where the key is not rendered.
         planned: Whether the recipe decides it, so that `backend.ds_config` may not say it.
         reads: The recipe key that a file's value is read into, by `read`, which returns ABSENT for a value that says
@@ -149,9 +150,15 @@ class DsConfigKey:
         return self.write is not _nothing
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The recipe keys that decide the rendered value."""
+        keys = self.of or self.reads or ()
+        return (keys,) if isinstance(keys, str) else keys
+
+    @property
     def reason(self) -> Reason:
         """Return why the rendered value is as it is."""
-        return Reason((self.of,) if isinstance(self.of, str) else self.of, self.why)
+        return Reason(self.keys, self.why)
 
     def is_in(self, version: str) -> bool:
         """Return whether a version of DeepSpeed has the key. Of "0.19" what any 0.19 has is taken to be in it, and of a

@@ -171,7 +171,6 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     DsConfigKey(
         "sequence_parallel_size",
         SIZE,
-        of="layout.context",
         why="Ulysses sequence parallelism",
         write=lambda recipe, layout: layout.context if layout.context > 1 else ABSENT,
         planned=True,
@@ -190,7 +189,6 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     DsConfigKey(
         "bf16.enabled",
         SWITCH,
-        of="training.precision",
         write=_in("bf16", True),
         planned=True,
         reads="training.precision",
@@ -201,7 +199,6 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     DsConfigKey(
         "fp16.enabled",
         SWITCH,
-        of="training.precision",
         write=_in("fp16", True),
         planned=True,
         reads="training.precision",
@@ -232,7 +229,6 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     DsConfigKey(
         "data_types.grad_accum_dtype",
         TEXT,
-        of="training.gradient_dtype",
         write=lambda recipe, layout: "fp32" if wide_gradients(recipe) else ABSENT,
         planned=True,
         reads="training.gradient_dtype",
@@ -242,7 +238,6 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     DsConfigKey(
         "tensor_parallel.autotp_size",
         COUNT,
-        of="layout.tensor",
         write=lambda recipe, layout: layout.tensor if layout.tensor > 1 else ABSENT,
         planned=True,
         reads="layout.tensor",
@@ -261,7 +256,6 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     DsConfigKey(
         "pipeline.stages",
         COUNT,
-        of="layout.pipeline",
         why="the script makes as many",
         write=_pipeline(lambda layout: layout.pipeline),
         planned=True,
@@ -270,7 +264,6 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     ),
     DsConfigKey(
         "pipeline.activation_checkpoint_interval",
-        of="layout.recompute",
         why="1: the input of every layer is kept",
         write=_pipeline(lambda layout: 1 if layout.recompute == RECOMPUTE_FULL else 0),
         reads="layout.recompute",

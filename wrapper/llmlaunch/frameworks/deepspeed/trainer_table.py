@@ -65,7 +65,8 @@ class TrainerArgument:
     Attributes:
         subject: Its class, as an argument of the person's own, where no word of a subject holds it; `by_value` has the
             class of some of its values.
-        of: Recipe keys that decide the rendered value; `why` says what a reader would not guess from them.
+        of: Recipe keys that decide the rendered value, where it is not the one of `reads` alone; `why` says what a
+            reader would not guess from them.
         write: Returns the rendered value, a tuple of several words, an Argument with a reason of its own, or ABSENT.
         default: What stands for the Trainer's own default where a command says nothing.
         reads: The recipe key that it is read into: by `read`, or by a function of hugging_face.py where the value is
@@ -88,6 +89,12 @@ class TrainerArgument:
     until: str | None = None
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The recipe keys that decide the rendered value."""
+        keys = self.of or self.reads or ()
+        return (keys,) if isinstance(keys, str) else keys
+
+    @property
     def is_rendered(self) -> bool:
         """Whether rendering writes the argument for some recipe."""
         return self.write is not _nothing
@@ -100,7 +107,7 @@ class TrainerArgument:
         if isinstance(value, Argument):
             return (value,)
         values = value if isinstance(value, tuple) else (value,)
-        return (argument(f"--{self.key}", *values, of=self.of, why=self.why),)
+        return (argument(f"--{self.key}", *values, of=self.keys, why=self.why),)
 
 
 def _decay(recipe: Recipe, layout: Layout) -> str:
@@ -169,7 +176,6 @@ ARGUMENTS = (
     TrainerArgument(
         "per_device_train_batch_size",
         BATCH,
-        of="layout.micro_batch_size",
         write=lambda recipe, layout: layout.micro_batch_size,
         default=8,
         reads="layout.micro_batch_size",
@@ -193,7 +199,6 @@ ARGUMENTS = (
     TrainerArgument(
         "learning_rate",
         SCHEDULE,
-        of="training.learning_rate",
         write=lambda recipe, layout: repr(recipe.training.learning_rate),
         default=5.0e-5,
         reads="training.learning_rate",
@@ -201,7 +206,6 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "lr_scheduler_type",
-        of="training.learning_rate_decay",
         write=_decay,
         default="linear",
         reads="training.learning_rate_decay",
@@ -209,7 +213,6 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "lr_scheduler_kwargs",
-        of="training.minimum_learning_rate",
         write=_least_rate,
         reads="training.minimum_learning_rate",
         since="4.36",
@@ -232,14 +235,12 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "adam_beta1",
-        of="training.adam_betas",
         write=lambda recipe, layout: recipe.training.adam_betas[0],
         default=0.9,
         reads="training.adam_betas",
     ),
     TrainerArgument(
         "adam_beta2",
-        of="training.adam_betas",
         write=lambda recipe, layout: recipe.training.adam_betas[1],
         default=0.999,
         reads="training.adam_betas",
@@ -247,7 +248,6 @@ ARGUMENTS = (
     TrainerArgument(
         "max_grad_norm",
         SCHEDULE,
-        of="training.gradient_clipping",
         write=lambda recipe, layout: recipe.training.gradient_clipping,
         default=1.0,
         reads="training.gradient_clipping",
@@ -256,7 +256,6 @@ ARGUMENTS = (
     TrainerArgument(
         "seed",
         DATA,
-        of="training.seed",
         write=lambda recipe, layout: recipe.training.seed,
         default=42,
         reads="training.seed",
@@ -264,7 +263,6 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "logging_steps",
-        of="training.log_interval",
         write=lambda recipe, layout: recipe.training.log_interval,
         default=500,
         reads="training.log_interval",
@@ -272,13 +270,12 @@ ARGUMENTS = (
     TrainerArgument(
         "bf16",
         PRECISION,
-        of="training.precision",
         write=_in("bf16"),
         default=False,
         reads="training.precision",
         since="4.13",
     ),
-    TrainerArgument("fp16", PRECISION, of="training.precision", write=_in("fp16"), reads="training.precision"),
+    TrainerArgument("fp16", PRECISION, write=_in("fp16"), reads="training.precision"),
     TrainerArgument(
         "gradient_checkpointing",
         RECOMPUTE,
@@ -289,19 +286,15 @@ ARGUMENTS = (
         reads="layout.recompute",
         since="4.11",
     ),
-    TrainerArgument(
-        "output_dir", REPORTS, of="training.checkpoint_path", write=_folder, reads="training.checkpoint_path"
-    ),
+    TrainerArgument("output_dir", REPORTS, write=_folder, reads="training.checkpoint_path"),
     TrainerArgument(
         "save_strategy",
-        of="training.save_interval",
         write=lambda recipe, layout: "steps" if _saves(recipe) else "no",
         reads="training.save_interval",
         since="4.4",
     ),
     TrainerArgument(
         "save_steps",
-        of="training.save_interval",
         write=_saving(lambda recipe: recipe.training.save_interval),
         default=500,
         reads="training.save_interval",

@@ -116,7 +116,6 @@ ZERO_SETTINGS = (
     DsConfigKey(
         "zero_optimization.cpu_offload",
         SWITCH,
-        of="layout.offload_optimizer",
         planned=True,
         reads="layout.offload_optimizer",
     ),
@@ -126,7 +125,6 @@ ZERO_SETTINGS = (
     DsConfigKey(
         "zero_optimization.cpu_offload_param",
         SWITCH,
-        of="layout.offload_parameters",
         planned=True,
         reads="layout.offload_parameters",
         since="0.7.0",
