@@ -11,6 +11,7 @@ import pytest
 from llmlaunch.command_lines.command import ScriptContainer, TrainerCommand
 from llmlaunch.command_lines.launch import assumptions, on_devices, trainer_command, trainer_commands
 from llmlaunch.command_lines.shell import read_script
+from llmlaunch.errors import UserError
 
 SCRIPTS = Path(__file__).parents[2] / "data" / "command_lines" / "scripts"
 TRAIN = "train.py --lr 1"
@@ -253,3 +254,14 @@ def test_an_environment_that_a_command_runs_in_becomes_setup_lines() -> None:
 def test_a_number_of_ranks_that_is_a_variable_is_asked_for() -> None:
     (command,) = trainer_commands(read_script(f"mpirun -np $NP python {TRAIN}\n", "job.sh", Path("/job")))
     assert (command.nodes, [variable.name for variable in command.unset]) == (None, ["NP"])
+
+
+def test_options_of_sbatch_with_a_command_in_quotes_are_those_of_the_job() -> None:
+    command = read('sbatch -N 2 --gpus-per-node=8 --wrap "srun torchrun --nproc_per_node 8 train.py --lr 1"')
+    assert command.slurm == {"nodes": 2, "gpus-per-node": "8"}
+
+
+def test_jobs_that_a_script_submits_share_its_budget(tmp_path: Path) -> None:
+    text = "for i in {1..20}; do sbatch --wrap 'for j in {1..2000}; do run; done'; done"
+    with pytest.raises(UserError, match="takes more than 20,000 commands to read"):
+        trainer_commands(read_script(text, "train.sh", tmp_path))

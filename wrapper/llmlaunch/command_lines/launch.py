@@ -199,37 +199,31 @@ def _task_text(command: ShellCommand) -> str:
 def _inner_script(command: ShellCommand, prefix: Prefix) -> Script | None:
     """Return the script that a command runs in a shell of its own, None where the command is no shell."""
     program, rest = Path(command.words[0]).name, list(command.words[1:])
-    environment, place = {**command.given, **command.environment}, f"{command.script}:{command.line}"
+    environment, name = {**command.given, **command.environment}, f"{command.script}:{command.line}"
     if prefix.has_srun:
         environment = {name: value for name, value in environment.items() if name not in OF_A_TASK}
+    options: dict[str, str | int | bool] = {}
+    text = None
     if program == "sbatch":
         options, rest = sbatch_words(rest)
-        if "wrap" in options:
-            return read_script(str(options["wrap"]), place, command.folder, (), environment)
-        text = text_of(command, rest[0]) if rest else None
-        if text is None:
-            return None
-        script = read_script(text, Path(rest[0]).name, command.folder, rest[1:], environment)
-        return replace(script, slurm={**script.slurm, **options})
-    if program in SHELLS:
-        while rest and re.fullmatch(r"[-+][a-zA-Z]+|--[a-z]+", rest[0]):
+        text = str(options.pop("wrap")) if "wrap" in options else None
+    elif program in SHELLS:
+        while text is None and rest and re.fullmatch(r"[-+][a-zA-Z]+|--[a-z]+", rest[0]):
             option = rest.pop(0)
             if "c" in option and not option.startswith("--"):
-                if not rest:
-                    return None
-                text = _of_task(rest[0], prefix)
-                return read_script(text, place, command.folder, rest[2:], environment, command.budget)
-            if option in ("-o", "+o", "--rcfile"):
+                text = rest.pop(0) if rest else ""
+            elif option in ("-o", "+o", "--rcfile"):
                 del rest[:1]
-    elif not program.endswith((".sh", ".bash", ".sbatch", ".slurm")):
-        return None
-    else:
+    elif program.endswith((".sh", ".bash", ".sbatch", ".slurm")):
         rest = list(command.words)
-    text = text_of(command, rest[0]) if rest else None
+    else:
+        return None
+    if text is None and rest:
+        text, name = text_of(command, rest[0]), Path(rest[0]).name
     if text is None:
         return None
-    name = Path(rest[0]).name
-    return read_script(_of_task(text, prefix), name, command.folder, rest[1:], environment, command.budget)
+    script = read_script(_of_task(text, prefix), name, command.folder, rest[1:], environment, command.budget)
+    return replace(script, slurm={**script.slurm, **options})
 
 
 def _of_task(text: str, prefix: Prefix) -> str:
