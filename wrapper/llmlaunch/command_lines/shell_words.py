@@ -125,9 +125,6 @@ class Expander:
         if part.prefix == "!":
             part, _ = self._indirect(part)
         known = self._known(part)
-        given = state.given.get(part.name)
-        if known is None and given is not None:
-            known = [given]
         is_set = known is not None and not (part.index in _EVERY and not known)
         if known is not None and part.operator.startswith(":"):
             is_set = any(not state.is_null(entry) for entry in known)

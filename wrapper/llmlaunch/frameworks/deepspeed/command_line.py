@@ -18,6 +18,7 @@ from llmlaunch.command_lines.recipe_draft import (
     assume_steps,
     file_text,
     full_path,
+    job_name,
     recipe_name,
 )
 from llmlaunch.command_lines.trainers import FSDP, not_read
@@ -78,6 +79,7 @@ SWIFT_SETTINGS = {  # settings that ms-swift takes as arguments (swift/arguments
     "zero_hpz_partition_size": "zero_optimization.zero_hpz_partition_size",
     "deepspeed_autotp_size": "tensor_parallel.autotp_size",
 }
+OF_FSDP = ("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap")
 STEPS = ("max_steps", "max_train_steps", "train_iters", "steps", "num_steps", "total_steps", "train_steps")
 RECOMPUTED = ("gradient_checkpointing", "checkpoint_activations", "activation_checkpointing")
 STAGES = ("pipeline_parallel_size", "pipe_parallel_size", "pipeline_stages", "num_stages")
@@ -90,7 +92,7 @@ def read_deepspeed(command: TrainerCommand) -> Reading:
     """
     command = as_trl_launches(command) if is_trl(command) and command.nodes is None else command
     stem = PurePath(next((w for w in command.arguments if w.endswith((".yaml", ".yml"))), command.trainer)).stem
-    draft = RecipeDraft(recipe_name(_text(command.slurm.get("job-name")), stem))
+    draft = RecipeDraft(job_name(command, stem))
     options = _options(command, draft)
     if command.family == LLAMA_FACTORY and true_or_false(command.environment.get("USE_MCA", "")):
         from llmlaunch.frameworks.megatron.swift import read_llama_factory  # what no other command needs
@@ -160,10 +162,6 @@ def read_training_args(
     draft.lack("backend.script", f"{name} does not name the script that reads it; write its path")
     _tell_of_unset(command, options, draft)
     return draft.reading("hugging-face")
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and not is_unset(value) else None
 
 
 def _options(command: TrainerCommand, draft: RecipeDraft) -> ScriptOptions:
@@ -240,9 +238,9 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
         own = config.rest(trainer=True)
     elif _shards_by_torch(command, options):
         draft.layout["zero_stage"] = 3
-        options.take("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap")
+        options.take(*OF_FSDP)
         draft.leave_out(
-            options.written("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap"),
+            options.written(*OF_FSDP),
             "the recipe splits by DeepSpeed's ZeRO 3, which keeps about as much as FSDP's full_shard",
         )
     elif not draft.undecided:

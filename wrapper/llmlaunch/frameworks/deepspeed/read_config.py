@@ -160,8 +160,8 @@ def read_rows(config: DsConfig, draft: RecipeDraft, rows: Iterable[DsConfigKey])
             getattr(draft, section)[name] = recipe_value
 
 
-def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:
-    """Add what the file says of ZeRO and of offload, and return the stage."""
+def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> None:
+    """Add what the file says of ZeRO and of offload."""
     section, rows = config.section(ZERO), [row for row in SETTINGS if row.key.startswith(f"{ZERO}.")]
     for row in rows:
         for old in row.old:
@@ -176,7 +176,7 @@ def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:
     _offload(config, draft, stage)
     if not stage:
         config.settings.pop(ZERO, None)
-        return stage
+        return
     _tell_of_added(config, draft)
     for row in rows:
         within = row.key.rpartition(".")[0]
@@ -186,7 +186,6 @@ def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> int:
     for name in [name for name in section if name.startswith("stage3_") and stage < 3]:
         draft.leave_out((f"{ZERO}.{name}",), f"belongs to stage 3, and the stage is {stage}", matters=False)
         del section[name]
-    return stage
 
 
 def _tell_of_added(config: DsConfig, draft: RecipeDraft) -> None:

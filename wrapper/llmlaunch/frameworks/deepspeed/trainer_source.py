@@ -140,9 +140,8 @@ def _with_kind(values: Mapping[str, Any], command: TrainerCommand) -> dict[str, 
 
 def _accelerate_settings(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ds_config that accelerate makes of its own options (its utils/dataclasses.py DeepSpeedPlugin)."""
-    zero: dict[str, Any] = {"stage": section.get("zero_stage", 2)}
-    stage = str(zero["stage"])
-    zero["stage"] = int(stage) if stage in ("0", "1", "2", "3") else stage
+    stage = str(section.get("zero_stage", 2))
+    zero: dict[str, Any] = {"stage": int(stage) if stage in ("0", "1", "2", "3") else stage}
     for name, key in (("offload_optimizer", "offload_optimizer_device"), ("offload_param", "offload_param_device")):
         zero[name] = {"device": str(section.get(key) or "none")}
     if true_or_false(section.get("zero3_save_16bit_model", False)):
