@@ -442,6 +442,13 @@ def test_a_file_of_arguments_is_known_by_its_keys(llmlaunch: CommandLine) -> Non
     assert "is a recipe" in llmlaunch("check", recipe, *CLUSTER, code=2).stderr
 
 
+@pytest.mark.parametrize(("key", "warned"), [("datasets", False), ("peft", True)])
+def test_a_mapping_is_warned_of_where_memory_may_depend_on_it(llmlaunch: CommandLine, key: str, warned: bool) -> None:
+    arguments = {"model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 1, "max_length": 2048}
+    Path("args.json").write_text(json.dumps(arguments | {"bf16": True, "max_steps": 10, key: {"path": "x"}}))
+    assert (f"{key}: a mapping" in llmlaunch("check", "args.json", *CLUSTER, code=3).stderr) is warned
+
+
 # --- what starts with it
 
 COUNT = (

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.command_lines.command import UnreadWords
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, assume_steps
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
-from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, DECAYS, LEAST
+from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, DECAYS, LEAST, trainer_group
+from llmlaunch.frameworks.flag_classes import NEUTRAL
 from llmlaunch.rundir.files import parse_json
 from llmlaunch.rundir.foreign_values import whole_number_in
 from llmlaunch.rundir.values import number
@@ -366,5 +366,7 @@ def words_of_file(values: Mapping[str, Any], draft: RecipeDraft) -> tuple[str, .
         elif plain:
             words += [f"--{name}", *(str(item) for item in items)]
         else:
-            draft.unread.append(UnreadWords((name,), "a mapping or text of several lines is no argument; see to it"))
+            group = trainer_group(name, ())
+            matters = group is None or group.flag_class.kind != NEUTRAL
+            draft.leave_out((name,), "a mapping, or text of several lines, cannot be an argument", matters)
     return tuple(words)
