@@ -45,7 +45,7 @@ def test_overrides_are_those_of_a_recipe(llmlaunch: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (LLAMA, ("nodes=1",), "does not tell the cluster; add --cluster NAME"),
+        (LLAMA, ("nodes=1",), "does not say which cluster it is for; add --cluster NAME"),
         (LLAMA, ("--cluster", "h101", "nodes=1"), "unknown cluster 'h101'"),
         (f"{LLAMA} --hidden-size nan", CLUSTER, "--hidden-size: 'nan' is no whole number"),
         (f"{LLAMA} --num-layers {'9' * 400}", CLUSTER, "--num-layers"),

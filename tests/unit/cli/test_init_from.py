@@ -59,7 +59,7 @@ def test_an_sbatch_file_becomes_a_recipe_that_check_takes(llmlaunch: CommandLine
 
 def test_what_the_script_leaves_open_is_named_with_what_to_type(llmlaunch: CommandLine, folder: Path) -> None:
     answer = llmlaunch("init", "--from", "job.sbatch", code=2)
-    assert "does not tell all that a recipe needs" in answer.stderr
+    assert "does not say all that a recipe needs" in answer.stderr
     assert "training.steps" in answer.stderr
     llmlaunch("init", "--from", "job.sbatch", "--set", "training.steps=7", "-o", "mine.yaml")
     assert read_document(Path("mine.yaml")).value["training"]["steps"] == 7

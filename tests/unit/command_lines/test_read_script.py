@@ -241,7 +241,7 @@ def test_one_budget_ends_what_asks_for_too_much(text: str, kind: str, tmp_path: 
     message = message_of(text, tmp_path)
     assert message is not None
     assert re.search(
-        rf"^train.sh: takes more than [0-9,]+ {kind} to read; write the command out that it starts$", message
+        rf"^train.sh: takes more than [0-9,]+ {kind} to read; write out the command that it starts$", message
     )
 
 

@@ -44,7 +44,7 @@ CLUSTER_SCHEMA = "llmlaunch-cluster.schema.json"
     help="Read the recipe from a script, sbatch file, ds_config.json or file of training arguments; nothing is run. "
     "NAME and what follows are the script's own arguments.",
 )
-@click.option("--cluster", metavar="NAME", help="With --from: the cluster, where the script does not tell it.")
+@click.option("--cluster", metavar="NAME", help="With --from: the cluster, where the script does not name it.")
 @click.option(
     "--set", "settings", metavar="NAME=VALUE", multiple=True, help="With --from: what the script leaves open."
 )

@@ -88,7 +88,7 @@ class ReadingBudget:
         left = getattr(self, kind) - amount
         if left < 0:
             most = f"{ReadingBudget.__dataclass_fields__[kind].default:,} {kind.replace('_', ' ')}"
-            raise UserError(f"{self.name}: takes more than {most} to read; write the command out that it starts")
+            raise UserError(f"{self.name}: takes more than {most} to read; write out the command that it starts")
         setattr(self, kind, left)
 
 

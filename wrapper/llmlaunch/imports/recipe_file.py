@@ -220,7 +220,7 @@ def recipe_text(
             raise UserError(f"{source.path}: what was read is no recipe: {error}") from None
         lines = "".join(f"\n  {sentence}" for sentence in lacking)
         raise UserError(
-            f"{source.path}: does not tell all that a recipe needs:{lines}\nadd {option}KEY=VALUE for each, such as "
+            f"{source.path}: does not say all that a recipe needs:{lines}\nadd {option}KEY=VALUE for each, such as "
             f"{option}{lacking[0].partition(':')[0]}=VALUE. As a recipe it says: {error}"
         ) from None
     return "".join(f"# {line}\n" for line in _comments(source)) + dumped(changed.value), notes
@@ -244,7 +244,7 @@ def _names(keys: Iterable[str]) -> list[str]:
 def with_cluster(source: RecipeSource, cluster: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the recipe that was read with its cluster, and notes on that.
 
-    Raises UserError where neither the script nor a person tells the cluster.
+    Raises UserError where neither the script nor a person says which cluster it is for.
     """
     document, notes = dict(source.reading.document), []
     command = source.command
@@ -253,8 +253,8 @@ def with_cluster(source: RecipeSource, cluster: str | None) -> tuple[dict[str, A
         cluster = None if device is None else profile_of_gpu(device)
         if cluster is None:
             raise UserError(
-                f"{source.path}: does not tell the cluster; add --cluster NAME, a profile's name or path (there are "
-                f"{', '.join(profile_names())})"
+                f"{source.path}: does not say which cluster it is for; add --cluster NAME, a profile's name or path "
+                f"(there are {', '.join(profile_names())})"
             )
         notes.append(f"cluster: {cluster} is guessed from {device} of sbatch; --cluster NAME says another one")
     if cluster is not None:
