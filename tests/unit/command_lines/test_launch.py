@@ -119,6 +119,13 @@ def test_files_beside_the_command_say_sizes(tmp_path: Path) -> None:
     assert (inner.nodes, inner.devices_per_node, inner.arguments) == (3, 8, ("--lr", "5"))
 
 
+def test_a_loop_that_writes_a_file_of_hosts_writes_all_nodes_of_the_job(tmp_path: Path) -> None:
+    loop = 'for h in $(scontrol show hostnames $SLURM_JOB_NODELIST); do echo "$h slots=4" >> hosts.$SLURM_JOB_ID; done'
+    text = f"#!/bin/bash\n#SBATCH -N 3\n{loop}\ndeepspeed --hostfile hosts.$SLURM_JOB_ID {TRAIN}\n"
+    (training,) = trainer_commands(read_script(text, "job.sbatch", tmp_path))
+    assert (training.nodes, training.devices_per_node, training.launch_problems) == (3, 4, ())
+
+
 def test_options_of_a_launcher_have_long_names_with_underscores() -> None:
     command = read(f"deepspeed -H hosts --master-port 1 --no_ssh {TRAIN}")
     assert command.launcher_options == {"hostfile": "hosts", "master_port": "1", "no_ssh": True}

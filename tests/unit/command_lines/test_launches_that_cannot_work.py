@@ -228,6 +228,10 @@ WORKS = {
         JOB, f"srun -N1 -n1 -x n1 {RUN} {RDZV} {TRAIN} &\n"
         f"{RUN} {RDZV} {TRAIN}",
     ),
+    "a loop over nodes whose names only the run knows": (
+        JOB, f"for node in $(scontrol show hostnames $SLURM_JOB_NODELIST); do srun -N1 -n1 -w $node {RUN} {RDZV} "
+        f"{TRAIN} &\ndone",
+    ),
     "a script that is run by hand on each node": (
         "", f"{RUN} --node_rank ${{NODE_RANK:-0}} --master_addr n1 {TRAIN}",
     ),

@@ -195,6 +195,8 @@ def _too_few_agents(start: ScriptLaunch) -> LaunchProblem | None:
         return None
     if start.launcher == "accelerate" and _by_pdsh(start):
         return None
+    if is_unset(str(start.srun.get("nodelist", ""))):
+        return None  # a loop over the nodes, whose names only the run knows, is read once
     started = start.agents if start.has_srun else 1
     if started is None or started * start.times >= start.nodes[0]:
         return None

@@ -121,7 +121,8 @@ def launched_devices(
 
 
 def _hosts(command: ShellCommand, options: Mapping[str, str | bool]) -> tuple[int | None, int | None]:
-    """Return nodes and devices of each that DeepSpeed's `--include` or its file of hosts names."""
+    """Return nodes and devices of each that DeepSpeed's `--include` or its file of hosts names. A host without a value
+    may stand for several: a loop over names that only the run knows is read once."""
     include = str(options.get("include", ""))
     hosts = {host: slots for host, _, slots in (part.partition(":") for part in include.split("@")) if host}
     if hosts:
@@ -129,8 +130,10 @@ def _hosts(command: ShellCommand, options: Mapping[str, str | bool]) -> tuple[in
         return len(hosts), slots.pop() if len(slots) == 1 else None
     path = options.get("hostfile")
     text = text_of(command, path) or "" if isinstance(path, str) else ""
-    counts = [int(count) for count in re.findall(r"^[^#\s]\S*\s+slots=(\d{1,6})", text, re.MULTILINE)]
-    return len(counts) or None, counts[0] if len(set(counts)) == 1 else None
+    lines = re.findall(r"^([^#\s]\S*)\s+slots=(\d{1,6})", text, re.MULTILINE)
+    counts = {int(count) for _, count in lines}
+    known = lines and not any(is_unset(host) for host, _ in lines)
+    return len(lines) if known else None, counts.pop() if len(counts) == 1 else None
 
 
 def visible_devices(command: ShellCommand) -> int | None:
