@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from llmlaunch.command_lines.shell_state import (
     Record,
     ShellCommand,
     State,
+    Value,
     has_unset,
     plain,
     reason,
@@ -84,9 +86,11 @@ def read_script(
         start = str(folder.absolute())
         known = sbatch_environment(options) | ({"SLURM_SUBMIT_DIR": start} if options else {}) | dict(variables)
         given = {key: plain(value) for key, value in known.items()}
-        numbered = [given[str(place)] for place in range(1, 10) if str(place) in given]
-        words = [plain(word) for word in arguments] or numbered
-        state = State(record, name, f"{start}/{name}", start, start, given, words, bool(words), {**given})
+        places = list(takewhile(given.__contains__, map(str, count(1))))  # those after a gap stay variables
+        words = [plain(word) for word in arguments]
+        own = words or [given[place] for place in places]
+        rest: dict[str, Value] = {key: value for key, value in given.items() if key not in places}
+        state = State(record, name, f"{start}/{name}", start, start, given, own, bool(words), rest)
         with suppress(Left):
             _Shell(state).read(plain(text))
         environment = state.environment()

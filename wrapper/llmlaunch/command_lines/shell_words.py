@@ -296,7 +296,7 @@ class Expander:
     def _known(self, part: tree.Parameter) -> list[str] | None:
         """Return the entries of a variable, or None where it is not set."""
         state, name = self.state, part.name
-        if name in ("@", "*", "#") and not state.has_arguments:
+        if name in ("@", "*", "#") and not state.has_arguments and not state.arguments:
             if name != "#":
                 state.note(part.line, "the script's own arguments are passed on; none were given")
             state.assume("#", part.line)
@@ -305,8 +305,8 @@ class Expander:
         if name == "#":
             return [str(len(state.arguments))]
         position = whole_number_in(name)
-        if position:
-            return state.arguments[position - 1 : position] or (None if not state.has_arguments else [""])
+        if position and (state.has_arguments or position <= len(state.arguments)):
+            return state.arguments[position - 1 : position] or [""]
         value = state.variables.get(state.target(name))
         if value is not None:
             return self._entries(value, part)

@@ -131,7 +131,7 @@ def read_with_settings(
     """
     variables = {name: os.environ[name] for name in OWN_VARIABLES if name in os.environ}
     keys: list[str] = []
-    words = dict(enumerate(arguments, start=1))
+    words = {str(place): word for place, word in enumerate(arguments, start=1)}
     sections = key_names(Recipe)
     text = "" if path.suffix.lower() in FILES or not settings else _text_if_any(path)
     for setting in settings:
@@ -139,15 +139,14 @@ def read_with_settings(
         if not equals or not SETTING.fullmatch(name):
             raise UserError(f"--set {name!a}: is not NAME=VALUE; write for example --set CHECKPOINTS=/ckpt")
         if is_whole_number(name):
-            words[int(name)] = value
+            words[name] = value
         elif "." in name or (name in sections and not re.search(rf"\$\{{?[#!]?{name}\b", text)):
             keys.append(setting)
         else:
             variables[name] = value
     stated = next((key.partition("=")[2] for key in keys if key.startswith("nodes=")), "1")
     nodes = int(stated) if is_whole_number(stated) else None
-    numbered = [words.get(place, "") for place in range(1, max(words, default=0) + 1)]
-    return replace(read_source(path, numbered, variables, number, cluster, nodes), keys=tuple(keys))
+    return replace(read_source(path, (), variables | words, number, cluster, nodes), keys=tuple(keys))
 
 
 def _text_if_any(path: Path) -> str:
