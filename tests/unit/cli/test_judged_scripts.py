@@ -270,6 +270,63 @@ def test_an_argument_that_chooses_the_model_is_asked_for_with_its_sizes(llmlaunc
     llmlaunch("check", name, *CLUSTER, "--set", "2=8b")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("--micro-batch-size", "$MBS"), ("--num-experts", "$(cat experts)"), ("--recompute-granularity", "${AC}"),
+        ("--pipeline-model-parallel-size", "$2"),
+    ],
+)  # fmt: skip
+def test_no_default_of_megatron_stands_for_a_value_that_is_not_known(
+    llmlaunch: CommandLine, name: str, value: str
+) -> None:
+    small = re.sub(rf"{name} \S+", "", SMALL).strip()
+    error = llmlaunch("check", script(f"{OPEN.replace('$DEPTH', '4')}{small} {name} {value}"), *CLUSTER, code=2).stderr
+    assert f"{name} reads $" in error
+    assert "which has no value here; --set " in error
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("--per_device_train_batch_size", "$(cat batch)"), ("--gradient_accumulation_steps", "$((64 / $(nproc)))"),
+        ("--max_length", "$LENGTH"), ("--lora_r", "$R"), ("--optim", "$OPTIM"),
+    ],
+)  # fmt: skip
+def test_no_default_of_the_trainer_stands_for_a_value_that_is_not_known(
+    llmlaunch: CommandLine, name: str, value: str
+) -> None:
+    command = f"{re.sub(rf'{name} [^ ]+', '', SFT)} --use_peft {name} {value} --deepspeed ds.json"
+    Path("ds.json").write_text(json.dumps(STAGE_3))
+    error = llmlaunch("check", script(f"torchrun --nproc_per_node 8 {command}"), *CLUSTER, code=2).stderr
+    variable = re.findall(rf"{name} reads \$(\w+) \(line 1\), which has no value here; --set \1=VALUE", error)
+    assert len(variable) == 1
+
+
+def test_a_switch_before_an_unset_word_is_on_as_in_bash(llmlaunch: CommandLine) -> None:
+    Path("ds.json").write_text(json.dumps(STAGE_3))
+    start = f"torchrun --nproc_per_node 8 {SFT.replace('--gradient_checkpointing True', '')} --deepspeed ds.json"
+    job = script(f"{start} --gradient_checkpointing $MORE_ARGUMENTS")
+    assert llmlaunch.json("check", job, *CLUSTER)["layout"]["recompute"] == "full"
+
+
+def test_an_argument_after_one_that_nobody_gives_keeps_its_place(llmlaunch: CommandLine) -> None:
+    small = SMALL.replace("--micro-batch-size 1", "--micro-batch-size $M").replace("batch-size 16", "batch-size $G")
+    text = f"M=$2\nG=$3\n{OPEN.replace('#!/bin/bash', '')}{small}"
+    error = llmlaunch("check", script(text), *CLUSTER, "--set", "1=4", "--set", "3=64", code=2).stderr
+    assert "--micro-batch-size reads $2 (line 1), which has no value here; --set 2=VALUE" in error
+    settings = [word for setting in ("1=4", "2=2", "3=64") for word in ("--set", setting)]
+    assert llmlaunch.json("check", script(text), *CLUSTER, *settings)["layout"]["micro_batch_size"] == 2
+
+
+def test_a_file_of_arguments_that_an_argument_names_is_asked_for(llmlaunch: CommandLine) -> None:
+    job = script("accelerate launch scripts/run_sft.py recipes/$1/config_$2.yaml")
+    error = llmlaunch("check", job, *CLUSTER, code=2).stderr
+    assert (
+        "reads $1 (line 1), $2 (line 1), which have no value in the script; give --set 1=VALUE --set 2=VALUE" in error
+    )
+
+
 @pytest.mark.parametrize("setting", ["1=4", "DEPTH=4"])
 def test_a_setting_is_an_argument_or_a_variable_everywhere(llmlaunch: CommandLine, setting: str) -> None:
     name = script(OPEN + SMALL)

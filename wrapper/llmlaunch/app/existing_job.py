@@ -185,9 +185,9 @@ def job_of_source(
     source: RecipeSource, cluster: str | None, overrides: Sequence[str] = (), notify: Notify = ignore
 ) -> ExistingJob | UndecidedJob:
     """Plan a job as it was read. Raises UserError where what was read is not all that a plan needs."""
-    undecided = undecided_keys(source, overrides)
-    if undecided:
-        return _undecided(source, undecided[0], cluster, overrides, notify)
+    undecided = next((each for each in undecided_keys(source, overrides) if each.values), None)
+    if undecided is not None:
+        return _undecided(source, undecided, cluster, overrides, notify)
     return _decided(source, cluster, overrides, notify)
 
 
@@ -245,6 +245,8 @@ def _judged_recipe(
     written = Document(words.place, dumped(document), document, words.places(document), {})
     try:
         recipe = load_written(written, from_working_directory(keys), folder)
+        if open_keys := [each.key for each in undecided_keys(source, overrides) if not each.values]:
+            raise UserError(f"{source.path}: {open_keys[0]} has no value")
     except UserError as error:
         asked = [
             sentence

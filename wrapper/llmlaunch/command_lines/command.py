@@ -110,7 +110,8 @@ class UnreadWords:
 
 @dataclass(frozen=True)
 class Undecided:
-    """A key of the recipe that decides memory and was not read: why, and the values that it may have."""
+    """What decides memory and was not read, a key of the recipe or an option: why, and the values that the key may
+    have. Without any, a person has to say it."""
 
     key: str
     reason: str

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from llmlaunch.command_lines.command import is_unset, option_values
+from llmlaunch.command_lines.command import is_optional, is_unset, option_values
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import shortened
 
@@ -84,10 +84,11 @@ class ScriptOptions:
         return value
 
     def flag(self, *names: str) -> bool | None:
-        """Return true or false. Raises UserError for another value."""
+        """Return true or false; true where bash drops the only word after it. Raises UserError for another value."""
         text = self.text(*names)
         if text is None:
-            return None
+            words = self._words(*names)
+            return True if words and all(map(is_optional, words)) else None
         value = true_or_false(text)
         if value is None:
             raise self.wrong(names, "is neither true nor false")

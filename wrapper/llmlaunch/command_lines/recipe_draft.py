@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from llmlaunch.command_lines.command import (
     TrainerCommand,
     Undecided,
     UnreadWords,
+    Unset,
     is_unset,
 )
 from llmlaunch.command_lines.sbatch import of_one_task
@@ -40,6 +42,7 @@ __all__ = [
     "is_file",
     "job_name",
     "recipe_name",
+    "wanted_value",
 ]
 
 STAND_IN_STEPS = 1000
@@ -88,6 +91,11 @@ class RecipeDraft:
         """Tell that the ZeRO stage was not read, and why; nothing stands for it."""
         self.undecided.append(Undecided("layout.zero_stage", reason, ZERO_STAGES))
 
+    def ask(self, key: str, sentence: str) -> None:
+        """Tell of what the command line gives a value that is not known, and that decides memory: no default may stand
+        for it."""
+        self.undecided.append(Undecided(key, sentence, ()))
+
     def reading(self, kind: str) -> Reading:
         """Return what was read, its keys in the order of the gallery."""
         order = {name: place for place, name in enumerate(key_names(Training))}
@@ -109,6 +117,17 @@ class RecipeDraft:
             tuple(self.undecided),
             self.stand_ins,
         )
+
+
+def wanted_value(name: str, text: str, unset: Sequence[Unset]) -> str:
+    """Return a sentence that asks for the variables without a value of a text, the value of `name`."""
+    lines = {each.name: each.line for each in unset}
+    names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text))
+    where = ", ".join(
+        f"{'$' * each.isdecimal()}{each}" + f" (line {lines.get(each)})" * (each in lines) for each in names
+    )
+    remedy = " ".join(f"--set {name}=VALUE" for name in names)
+    return f"{name} reads {where}, which {'has' if len(names) == 1 else 'have'} no value in the script; give {remedy}"
 
 
 def add_job(draft: RecipeDraft, command: TrainerCommand) -> None:

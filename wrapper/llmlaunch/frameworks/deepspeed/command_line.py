@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import MappingProxyType
@@ -20,10 +19,11 @@ from llmlaunch.command_lines.recipe_draft import (
     full_path,
     job_name,
     recipe_name,
+    wanted_value,
 )
 from llmlaunch.command_lines.trainers import FSDP, not_read
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
-from llmlaunch.errors import NoVerdict
+from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.deepspeed.hugging_face import (
     AXOLOTL,
     LENGTHS,
@@ -34,6 +34,7 @@ from llmlaunch.frameworks.deepspeed.hugging_face import (
     UNSAID_LENGTH,
     TrainerFamily,
     add_batch,
+    ask_for_values,
     family_of_script,
     is_trainer,
     read_adapters,
@@ -67,7 +68,6 @@ from llmlaunch.frameworks.flag_classes import UNKNOWN
 
 __all__ = ["read_deepspeed", "read_ds_config", "read_training_args"]
 
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
 COMMANDS = {
     "axolotl": "src/axolotl/cli/train.py",
     "llamafactory-cli": "src/train.py",
@@ -101,7 +101,7 @@ def read_deepspeed(command: TrainerCommand) -> Reading:
     add_job(draft, command)
     kind = "hugging-face" if is_trainer(options, command.family) else "deepspeed"
     _READERS[kind](command, options, draft)
-    _tell_of_unset(command, options, draft)
+    ask_for_values(command, options, draft)
     return draft.reading(kind)
 
 
@@ -160,7 +160,7 @@ def read_training_args(
     add_job(draft, command)
     _read_trainer(command, options, draft)
     draft.lack("backend.script", f"{name} does not name the script that reads it; write its path")
-    _tell_of_unset(command, options, draft)
+    ask_for_values(command, options, draft)
     return draft.reading("hugging-face")
 
 
@@ -178,11 +178,11 @@ def _words(command: TrainerCommand, draft: RecipeDraft) -> tuple[Sequence[str], 
     if PurePath(command.trainer).name in COMMANDS and words and not words[0].startswith("-"):
         words = words[1:]  # `train` of llamafactory-cli, `sft` of trl and swift
     names_file = bool(words) and words[0].lower().endswith((".yaml", ".yml", ".json")) and words[0][0] != "-"
-    if names_file and not is_unset(words[0]):
+    if names_file:
         inside = words_of_file(_arguments_in(command, words[0]), draft)
         rest = [part for word in words[1:] for part in _as_option(word)]
         return (*inside, *rest), ()
-    file = ScriptOptions(words, command.place).text("config")
+    file = ScriptOptions(words, command.place).path("config")
     if file is None or not file.lower().endswith((".yaml", ".yml")):
         return words, ()
     # the file is handed on with all that is in it, so nothing is to be told of what has no form of an argument
@@ -191,6 +191,9 @@ def _words(command: TrainerCommand, draft: RecipeDraft) -> tuple[Sequence[str], 
 
 def _arguments_in(command: TrainerCommand, path: str) -> dict[str, Any]:
     text = file_text(command, path)
+    if text is None and is_unset(path):
+        asked = wanted_value("the file of the trainer's arguments", path, command.unset)
+        raise UserError(f"{command.place}: {asked}")
     if text is None:
         raise NoVerdict.on(
             command.place,
@@ -490,17 +493,6 @@ def _own_length(options: ScriptOptions, draft: RecipeDraft) -> None:
         assume_steps(draft, options.number("warmup_steps", "num_warmup_steps"), options.number("save_steps"))
     else:
         draft.training["steps"] = steps
-
-
-def _tell_of_unset(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
-    """Name every option whose value is a variable that only the job knows."""
-    lines = {each.name: each.line for each in command.unset}
-    for group in options.without_value():
-        if any(word in command.files for word in (*group[1:], group[0].partition("=")[2])):
-            continue  # a file that the script writes, under whatever name
-        names = dict.fromkeys(_VARIABLE.findall(" ".join(group)))
-        where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
-        draft.lack(group[0].partition("=")[0], f"{where} has no value in the script; set it, or write the recipe's key")
 
 
 _READERS = {"hugging-face": _read_trainer, "deepspeed": _read_own}

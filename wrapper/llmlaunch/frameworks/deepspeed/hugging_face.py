@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.command_lines.command import TrainerCommand
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
-from llmlaunch.command_lines.recipe_draft import RecipeDraft, assume_steps
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, assume_steps, wanted_value
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, DECAYS, LEAST, trainer_group
@@ -37,6 +38,7 @@ __all__ = [
     "UNSAID_LENGTH",
     "TrainerFamily",
     "add_batch",
+    "ask_for_values",
     "family_of_script",
     "is_trainer",
     "read_adapters",
@@ -55,6 +57,8 @@ LENGTHS = (
     *("block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len"),
     *("seq_length", "seq_len", "sequence_length", "sequence_len", "packing_length"),
 )
+ASKED_FOR = ("batch and length", "adapters", "other optimizers")
+"""Groups of arguments (trainer_subjects.py) in which no default stands for a value that is not known."""
 UNSAID_LENGTH = "the script decides it by itself; --set training.sequence_length=N, how many tokens a sequence has"
 DEFAULTS: Mapping[str, Any] = {
     **{row.key: row.default for row in ARGUMENTS if row.default is not ABSENT},
@@ -370,3 +374,16 @@ def words_of_file(values: Mapping[str, Any], draft: RecipeDraft) -> tuple[str, .
             matters = group is None or group.flag_class.kind != NEUTRAL
             draft.leave_out((name,), "a mapping, or text of several lines, cannot be an argument", matters)
     return tuple(words)
+
+
+def ask_for_values(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> None:
+    """Ask for the value of every option that only the job knows, which no default may replace if memory depends on
+    it."""
+    for group in options.without_value():
+        flag, _, value = group[0].partition("=")
+        words = (*filter(None, (value,)), *group[1:])
+        if any(word in command.files for word in words):
+            continue  # a file that the script writes, under whatever name
+        kind, name = trainer_group(flag.lstrip("-").replace("-", "_"), words), flag.lstrip("-")
+        decides = kind is not None and kind.title in ASKED_FOR and not name.startswith("use_")
+        (draft.ask if decides else draft.lack)(flag, wanted_value(flag, " ".join(words), command.unset))

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, UnreadWords, Unset, is_unset
-from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, is_file, recipe_name
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, is_file, recipe_name, wanted_value
 from llmlaunch.command_lines.trainers import not_read
 from llmlaunch.documents.secrets import known_secret
 from llmlaunch.documents.yaml_strict import Document
@@ -60,6 +60,11 @@ STAND_IN_RECIPE = {
     **{"data": {"mock": True}, "training": {"sequence_length": STAND_IN_LENGTH, "global_batch_size": 8, "steps": 1000}},
 }
 EXTRA = "backend.extra_args"
+# keys that no default of Megatron's may stand for where their flag has a value that is not known
+OF_MEMORY = (
+    "model.", "layout.", "training.sequence_length", "training.global_batch_size", "training.precision", "training.fp",
+    "training.gradient_dtype", "training.optimizer",
+)  # fmt: skip
 ALTERNATIVES = {"--train-samples", "--set"}  # named in a sentence with the flag that lacks a value
 
 
@@ -131,7 +136,9 @@ def read_namespace(
     draft.keys["data"] = read_data(space, draft)
     draft.layout = {"techniques": ASKED_ONLY} | read_section(space, "layout") | draft.layout
     differences = _differences(space, parsed, draft, world, known_version(version) or NEWEST, requirements)
-    draft.missing[:] = [*_without_unset(draft.missing, parsed), *_unset(parsed, command.unset, differences)]
+    draft.missing[:] = _without_unset(draft.missing, parsed)
+    for key, sentence in _unset(parsed, command.unset, differences):
+        (draft.ask if key.startswith(OF_MEMORY) and key not in draft.stand_ins else draft.lack)(key, sentence)
     extra = [word for group in flag_groups(differences.extra_args) for word in extra_argument(tuple(map(str, group)))]
     if extra:
         backend = draft.keys["backend"]
@@ -258,13 +265,9 @@ def _without_unset(sentences: Iterable[str], parsed: MegatronWords) -> Iterator[
             yield sentence
 
 
-def _unset(parsed: MegatronWords, unset: tuple[Unset, ...], differences: Differences) -> Iterator[str]:
-    lines = {each.name: each.line for each in unset}
+def _unset(parsed: MegatronWords, unset: tuple[Unset, ...], differences: Differences) -> Iterator[tuple[str, str]]:
+    """Yield the key of each flag whose value is not known, and a sentence that asks for it."""
     groups = [*parsed.unset.items(), *((None, group) for group in parsed.unknown if any(map(is_unset, group)))]
     for dest, group in groups:
-        names = dict.fromkeys(re.findall(r"\$\{(\w+)\}", " ".join(group)))
-        where = ", ".join(f"{name} (line {lines[name]})" if name in lines else name for name in names)
         key = differences.keys.get(dest or "") or column("key").get(dest or "", EXTRA)
-        remedy = " ".join(f"--set {name}=VALUE" for name in names)
-        leave = ", or leave it out" if key == EXTRA else ""
-        yield f"{key}: {group[0]} reads {where}, which has no value in the script; give {remedy}{leave}"
+        yield key, wanted_value(group[0], " ".join(group), unset) + ", or leave it out" * (key == EXTRA)
