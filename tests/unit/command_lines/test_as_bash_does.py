@@ -95,6 +95,7 @@ SCRIPTS = {
     "the shell's options": "set -euo pipefail; shopt -s extglob nullglob; A=1; run $A; set +u; run $B end; set -- x; run $1",
     "a trap": "trap 'run never' USR1; trap - INT; run 1",
     "patterns": 'A=Llama-2-7b; [[ $A == Llama* ]] && run 1; [[ $A == "Llama*" ]] || run 2; [[ $A == *-[0-9]b ]] && run 3; [[ $A != *x* ]] && run 4; [ "$A" = "Llama*" ] || run 5',
+    "a bracket in a pattern": 'G="gpu:h100:8(S:0-1)"; run ${G%%(*} "${G#*(}" "${G/(*/}" "${G:1*(2)}"; case $G in *"("*) run 1;; esac',
     "a pattern in a variable": 'P="a*"; [[ abc == $P ]] && run 1; [[ abc == "$P" ]] || run 2; case abc in $P) run 3;; esac',
     "searching": 'A=model-70b-x; if [[ $A =~ ^([a-z]+)-([0-9]+)b ]]; then run ${BASH_REMATCH[1]} ${BASH_REMATCH[2]} "${BASH_REMATCH[0]}"; fi; [[ $A =~ ^x ]] || run none; [[ 12 =~ ^[0-9]+$ ]] && run number',
     "cutting": 'P=/a/b.c/m.tar.gz; run ${P##*/} ${P%/*} ${P%%.*} ${P#*/} ${P##*.} "${P%.*}" ${P#x} ${P%"gz"}',

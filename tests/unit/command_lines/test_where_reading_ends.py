@@ -100,3 +100,10 @@ def test_files_are_also_looked_for_beside_the_script_and_in_the_working_director
     monkeypatch.chdir(tmp_path)
     script = read_script("cd /somewhere\nsource a.sh\nsource b.sh\nrun $A $B\n", "train.sh", tmp_path / "scripts")
     assert script.commands[-1].words == ("run", "1", "2")
+
+
+@pytest.mark.parametrize("line", ["[[ $A == @(7|13)b ]]", "case $A in +(7)) ;; esac", "A=${A/#+([0-9])/x}"])
+def test_patterns_that_bash_has_on_request_alone_are_not_read(line: str, tmp_path: Path) -> None:
+    script = read_script(f"run 1\n{line}\nrun 2\n", "train.sh", tmp_path)
+    assert [command.words for command in script.commands] == [("run", "1")]
+    assert script.notes[0].startswith("train.sh:2: what follows is not read: a pattern of extglob")

@@ -20,6 +20,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _OPERATOR = re.compile(r":?[-=?+]|%%|%|##|#|//|/[#%]?|\^\^|\^|,,|,|:|@")
 _OPEN_PLACE = re.compile(r"<([A-Za-z][^<>\n;|&]*)>")
 _OPEN_NAME = re.compile(r"<([A-Z][A-Z_]+)>")
+_EXTENDED = re.compile(r"[^{}\"'$]*[?*+@!]\([^{}()]*\)")
 _SPECIAL = "@*#?$!-"
 
 
@@ -143,7 +144,7 @@ class WordParser:
         parts: list[tree.Part] = []
         while self.position < len(self.text):
             character = self.text[self.position]
-            if character in "?*+@!" and stops[-1:] in (")", "}") and self.text.startswith("(", self.position + 1):
+            if character in "?*+@!" and ")" in stops and self.text.startswith("(", self.position + 1):
                 self.fail(f"a pattern of extglob, {character}(...), is not read")
             elif character in stops:
                 part = self.angle() if character in "<>" else None
@@ -286,6 +287,8 @@ class WordParser:
             return tree.Parameter(match[0], line, quoted, "!", operator="names")
         if operator is not None:
             self.position = operator.end()
+            if operator[0][0] in "#%/" and _EXTENDED.match(self.text, self.position):
+                self.fail("a pattern of extglob is not read")
             argument = self.argument(quoted and operator[0].lstrip(":") in ("-", "=", "+", "?"))
         self.expect("}")
         self.depth -= 1
