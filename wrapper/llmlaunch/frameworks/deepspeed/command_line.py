@@ -21,7 +21,7 @@ from llmlaunch.command_lines.recipe_draft import (
     recipe_name,
     wanted_value,
 )
-from llmlaunch.command_lines.trainers import FSDP, not_read
+from llmlaunch.command_lines.trainers import not_read
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.deepspeed.hugging_face import (
@@ -62,7 +62,7 @@ from llmlaunch.frameworks.deepspeed.read_config import (
     read_zero,
 )
 from llmlaunch.frameworks.deepspeed.settings import settings_of
-from llmlaunch.frameworks.deepspeed.trainer_source import as_trl_launches, configuration, is_trl
+from llmlaunch.frameworks.deepspeed.trainer_source import as_trl_launches, configuration, is_trl, read_fsdp
 from llmlaunch.frameworks.deepspeed.trainer_table import RENDERED_AGAIN, trainer_group
 from llmlaunch.frameworks.flag_classes import UNKNOWN
 
@@ -79,7 +79,6 @@ SWIFT_SETTINGS = {  # settings that ms-swift takes as arguments (swift/arguments
     "zero_hpz_partition_size": "zero_optimization.zero_hpz_partition_size",
     "deepspeed_autotp_size": "tensor_parallel.autotp_size",
 }
-OF_FSDP = ("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap")
 STEPS = ("max_steps", "max_train_steps", "train_iters", "steps", "num_steps", "total_steps", "train_steps")
 RECOMPUTED = ("gradient_checkpointing", "checkpoint_activations", "activation_checkpointing")
 STAGES = ("pipeline_parallel_size", "pipe_parallel_size", "pipeline_stages", "num_stages")
@@ -239,14 +238,7 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
         _agree(config, draft, place)
         read_rest(config, draft)
         own = config.rest(trainer=True)
-    elif _shards_by_torch(command, options):
-        draft.layout["zero_stage"] = 3
-        options.take(*OF_FSDP)
-        draft.leave_out(
-            options.written(*OF_FSDP),
-            "the recipe splits by DeepSpeed's ZeRO 3, which keeps about as much as FSDP's full_shard",
-        )
-    elif not draft.undecided:
+    elif not read_fsdp(command, options, draft) and not draft.undecided:
         if family.name == OPEN_INSTRUCT and "adapters" not in draft.training:
             raise NoVerdict.on(command.place, _NARROW_STATES)
         draft.notes.append("without DeepSpeed it trains by DistributedDataParallel; the recipe is DeepSpeed's ZeRO 0")
@@ -264,16 +256,6 @@ _NARROW_STATES = (
     "open_instruct/finetune.py loads weights as bfloat16, and without DeepSpeed gradients and optimizer states are "
     "bfloat16, too: its memory is not known"
 )
-
-
-def _shards_by_torch(command: TrainerCommand, options: ScriptOptions) -> bool:
-    """Return whether the Trainer splits by FSDP's full_shard. Raises NoVerdict for another kind of FSDP."""
-    words = " ".join(options.values("fsdp") or ()).replace(",", " ").split()
-    if not words or true_or_false(words[0]) is False:
-        return False
-    if not {"full_shard"} <= set(words) <= {"full_shard", "auto_wrap"}:
-        raise not_read(FSDP, command.place)
-    return True
 
 
 def _refuse_other_losses(command: TrainerCommand, family: TrainerFamily, options: ScriptOptions) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 from llmlaunch.command_lines.command import TrainerCommand, is_unset
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false, whole_or_none
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, file_text
-from llmlaunch.command_lines.trainers import not_read
+from llmlaunch.command_lines.trainers import FSDP, not_read
 from llmlaunch.frameworks.deepspeed.read_config import DsConfig, ds_config_of, parse_ds_config, read_mapping
 
-__all__ = ["as_trl_launches", "configuration", "is_trl"]
+__all__ = ["as_trl_launches", "configuration", "is_trl", "read_fsdp"]
 
+OF_FSDP = ("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap")
 NOT_READ = {"FSDP": "FSDP of accelerate", "MEGATRON_LM": "Megatron-LM of accelerate"}
 
 
@@ -148,3 +149,18 @@ def _accelerate_settings(section: Mapping[str, Any]) -> dict[str, Any]:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     settings: dict[str, Any] = {"zero_optimization": zero, "gradient_clipping": "auto"}
     return settings
+
+
+def read_fsdp(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraft) -> bool:
+    """Read the Trainer's own split by FSDP's full_shard, and return whether there is one. Raises NoVerdict for another
+    kind of FSDP."""
+    words = " ".join(options.values("fsdp") or ()).replace(",", " ").split()
+    if not words or true_or_false(words[0]) is False:
+        return False
+    if not {"full_shard"} <= set(words) <= {"full_shard", "auto_wrap"}:
+        raise not_read(FSDP, command.place)
+    draft.layout["zero_stage"] = 3
+    options.take(*OF_FSDP)
+    reason = "the recipe splits by DeepSpeed's ZeRO 3, which keeps about as much as FSDP's full_shard"
+    draft.leave_out(options.written(*OF_FSDP), reason)
+    return True
