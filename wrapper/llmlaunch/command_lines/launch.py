@@ -327,9 +327,8 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
         single, partly = row.single, "master_addr" not in options  # a platform may set it for each machine
     elif launch.launcher == "torchrun":
         partly = partly or not options
-        options = (
-            _of_environment(command, tuple(n for n in command.environment if n.startswith("PET_")), "PET_") | options
-        )
+        names = tuple(name for name in command.environment if name.startswith("PET_"))
+        options = _of_environment(command, names, "PET_") | options
     defaults: dict[str, str | bool] = {}
     if launch.launcher == "accelerate":
         known = accelerate_defaults(command, options)
@@ -337,12 +336,8 @@ def _training(launch: _Launch, command: ShellCommand, slurm: Options, prefix: Pr
     nodes = launched_nodes(launch.launcher, defaults | options, command, partly)
     count = nodes[1] if nodes else node_count(slurm)
     devices, ranks = launched_devices(launch.launcher, defaults | options, command, count)
-    if (
-        devices is None
-        and single
-        and (starts_itself or not partly)
-        and not any(name in options for name in launcher.devices_per_node)
-    ):
+    stated = any(name in options for name in launcher.devices_per_node)
+    if devices is None and single and not stated and (starts_itself or not partly):
         devices = 1
     if devices is None and ranks is None and (launch.launcher != "python" or not prefix.has_srun):
         devices = visible_devices(command) or device_count(slurm)

@@ -104,13 +104,7 @@ def read_bridge(command: TrainerCommand) -> Reading:
     if fields.get("perf") and values.get("optimizer.optimizer", "adam") == "adam":
         _as_benchmark(command, values, stated)
     _adapters(values, draft)
-    paths = _paths(values)
-    if paths:
-        values |= {"dataset.kind": "indexed", "dataset.data_path": paths}
-    elif values.get("dataset.class", "GPTDatasetConfig") == "GPTDatasetConfig":
-        values["dataset.kind"] = "mock"
-        if values.get("tokenizer.tokenizer_type") != "NullTokenizer":
-            values.pop("tokenizer.tokenizer_type", None)
+    _data(values)
     if values.get(STAGES) == UNREAD:
         draft.lack(
             "layout.layers_by_stage", f"Bridge works out {STAGES} of this recipe; --set layout.layers_by_stage=..."
@@ -257,6 +251,17 @@ def _as_benchmark(command: TrainerCommand, values: dict[str, Any], stated: Mappi
     world = (command.nodes or 0) * (command.devices_per_node or 0)
     if devices and world and isinstance(batch, int) and "train.global_batch_size" not in stated:
         values["train.global_batch_size"] = max(batch * world // devices, 1)
+
+
+def _data(values: dict[str, Any]) -> None:
+    """Say of which kind the data is: indexed where there are paths, else made up for a recipe that pretrains."""
+    paths = _paths(values)
+    if paths:
+        values |= {"dataset.kind": "indexed", "dataset.data_path": paths}
+    elif values.get("dataset.class", "GPTDatasetConfig") == "GPTDatasetConfig":
+        values["dataset.kind"] = "mock"
+        if values.get("tokenizer.tokenizer_type") != "NullTokenizer":
+            values.pop("tokenizer.tokenizer_type", None)
 
 
 def _paths(values: Mapping[str, Any]) -> list[str]:
