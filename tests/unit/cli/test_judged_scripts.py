@@ -156,6 +156,8 @@ def test_what_rendering_would_change_is_no_warning_about_the_script(llmlaunch: C
     lines = "#SBATCH --ntasks-per-node=1\nexport MASTER_ADDR=$(hostname)\n"
     name = megatron("--micro-batch-size 1 --train-iters 10 --use-distributed-optimizer", lines)
     assert "remove it" not in llmlaunch("check", name, *CLUSTER).stderr
+    same = "--micro-batch-size 1 --train-iters 10 --use-distributed-optimizer --use-mcore-models --ckpt-format torch"
+    assert "warning: " not in llmlaunch("check", megatron(same), *CLUSTER).stderr
 
 
 # --- its save interval and time limit
@@ -430,6 +432,11 @@ def test_the_recipe_of_a_script_with_epochs_is_made_with_the_steps_that_were_ass
     assert step.endswith("(write your own training.steps)")
     llmlaunch(*step.partition("  #")[0].split()[2:])
     assert "steps: 1000" in Path("sft.yaml").read_text()
+
+
+def test_no_step_leads_to_a_job_that_llmlaunch_does_not_start(llmlaunch: CommandLine) -> None:
+    name = megatron("--micro-batch-size 1 --train-iters 10 --use-distributed-optimizer")
+    assert "init --from" not in llmlaunch("check", name, "--cluster", "mi300x-x8").stdout
 
 
 def test_sizes_that_have_a_default_are_not_asked_for(llmlaunch: CommandLine) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 from llmlaunch.command_lines.command import UnreadWords, is_unset
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.frameworks.argument import Argument, NodeVariable
+from llmlaunch.frameworks.flag_classes import NEUTRAL, group_of
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
+from llmlaunch.frameworks.megatron.extra_arguments import megatron_groups
 from llmlaunch.frameworks.megatron.flags.row import HEADS, STAGES
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
@@ -68,7 +70,7 @@ def compared(
         groups = (parsed.words[dest] for dest in OF_DATA if dest in parsed.words)
         result.unread += [UnreadWords(group, "belongs to data, whose source is missing") for group in groups]
     idle = ((parsed.words[dest], reason) for dest, reason in original.idle.items() if dest in parsed.words)
-    result.unread += [UnreadWords(group, reason) for group, reason in idle]
+    result.unread += [UnreadWords(group, reason, matters=False) for group, reason in idle]
     for dest in sorted(original.keys() | rendered.keys()):
         if "data" not in document and dest in OF_DATA:
             continue
@@ -158,7 +160,9 @@ def _kept(dest: str, group: tuple[str, ...], original: Namespace, rendered: Name
             f"rendered as {value}" if dest in rendered.explicit else f"{planned_by.get(dest, 'the layout')} decides"
         )
         reason = column("unread")["tokenizer_model"] if unused else column("unread").get(dest, instead)
-        result.unread.append(UnreadWords(group, reason))
+        known = group_of(megatron_groups(), dest, group[1:])
+        neutral = known is not None and known.flag_class.kind == NEUTRAL
+        result.unread.append(UnreadWords(group, reason, matters=not neutral))
     else:
         _extra(group, result)
 
@@ -166,7 +170,8 @@ def _kept(dest: str, group: tuple[str, ...], original: Namespace, rendered: Name
 def _extra(group: Sequence[str], result: Differences) -> None:
     name = group[0].lstrip("-").partition("=")[0]
     if any(known_secret(word) or is_secret_variable(name, word) for word in group[1:]):
-        result.unread.append(UnreadWords((group[0].partition("=")[0],), "looks like a secret, which is never written"))
+        name = group[0].partition("=")[0]
+        result.unread.append(UnreadWords((name,), "looks like a secret, which is never written", matters=False))
     else:
         result.extra_args += group
 
