@@ -143,7 +143,8 @@ def steps_after_script(job: ExistingJob, script: ScriptInput, overrides: Sequenc
             steps.insert(0, (to_type(*sys.argv[1:], f"environment.{EXPORT}"), "with that export in the script"))
         return steps
     assumed = recipe_settings(job, script.cluster, overrides)
-    if assumed is None or source.reading.not_rendered is not None or not source.path.is_file():
+    unrendered = job.run.plan.unrendered or job.run.recipe.techniques.what_ifs or source.reading.not_rendered
+    if assumed is None or unrendered or not source.path.is_file():
         return []
     settings = tuple(word for setting in (*overrides, *assumed) for word in ("--set", setting))
     words = (source.path, *script_words(script), *settings)
