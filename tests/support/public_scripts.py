@@ -104,7 +104,12 @@ def _script(folder: Path) -> PublicScript:
 
 def reply_to(script: PublicScript) -> Reply:
     """Return what `llmlaunch check` says of a script, run in its folder and in this process."""
-    return _run(script.script.parent, "check", *script.words)
+    return run_check(script.script.parent, *script.words)
+
+
+def run_check(folder: Path, *words: str) -> Reply:
+    """Return what `llmlaunch check` with these words says in a folder, run in this process."""
+    return _run(folder, "check", *words)
 
 
 def _run(folder: Path, *words: str) -> Reply:

@@ -16,7 +16,16 @@ from typing import Any
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frozen import frozen
 
-__all__ = ["FSDP", "MEGATRON_DEEPSPEED", "TrainerRow", "is_tool", "not_read", "trainer_of", "trains_by_name"]
+__all__ = [
+    "FSDP",
+    "MEGATRON_DEEPSPEED",
+    "TrainerRow",
+    "is_tool",
+    "model_options",
+    "not_read",
+    "trainer_of",
+    "trains_by_name",
+]
 
 MEGATRON_DEEPSPEED = "Megatron-DeepSpeed"
 FSDP = "PyTorch's FSDP"
@@ -92,6 +101,13 @@ def trainer_of(program: str, arguments: Sequence[str], source: Callable[[], str]
         if all(signs) if row.all else any(signs):
             return row
     raise AssertionError("the last row of trainers.json matches every program")
+
+
+def model_options(family: str = "") -> tuple[str, ...]:
+    """Return the options that name the model, the first that counts first: those of a trainer by its name in the table,
+    then those of any other script."""
+    rows = [row for row in _table()[0] if row.name == family]
+    return tuple(dict.fromkeys(option for row in (*rows, _table()[0][-1]) for option in row.model))
 
 
 def trains_by_name(program: str, arguments: Sequence[str]) -> bool:

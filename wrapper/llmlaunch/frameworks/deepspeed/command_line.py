@@ -232,7 +232,7 @@ def _read_trainer(command: TrainerCommand, options: ScriptOptions, draft: Recipe
     if "checkpoint_path" in draft.training:
         draft.training["checkpoint_path"] = full_path(draft.training["checkpoint_path"], command.folder)
     if not read_new_model(options, draft):
-        add_model(draft, stated_model(options), command.folder)
+        add_model(draft, stated_model(options, command.family), command.folder)
     own: dict[str, Any] = {}
     if config is not None:
         _agree(config, draft, place)
@@ -369,7 +369,7 @@ def _read_own(command: TrainerCommand, options: ScriptOptions, draft: RecipeDraf
     config = config or ds_config_of(_settings_of_script(options), place)
     _own_keys(command, config, options, draft, place, precision)
     read_adapters(options, TRANSFORMERS, draft, command.place)
-    add_model(draft, stated_model(options), command.folder)
+    add_model(draft, stated_model(options, command.family), command.folder)
     options.take("deepspeed", "deepspeed_config", "local_rank")
     kind = "pipeline" if draft.layout.get("pipeline", 1) > 1 else "own"
     _add_script(command, options.rest(), draft, kind, config.rest(trainer=False))

@@ -17,6 +17,7 @@ from typing import Any
 from llmlaunch.command_lines.command import TrainerCommand
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, assume_steps, wanted_value
+from llmlaunch.command_lines.trainers import model_options
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, DECAYS, LEAST, trainer_group
@@ -52,7 +53,7 @@ __all__ = [
     "words_of_file",
 ]
 
-MODELS = ("model_name_or_path", "model", "base_model", "model_id", "model_name")
+MODELS = model_options()
 LENGTHS = (
     *("block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len"),
     *("seq_length", "seq_len", "sequence_length", "sequence_len", "packing_length"),
@@ -256,9 +257,9 @@ def read_numbers(options: ScriptOptions, family: TrainerFamily, draft: RecipeDra
         draft.notes.append("Liger: its fused loss is counted, what its other kernels spare is not")
 
 
-def stated_model(options: ScriptOptions) -> str | None:
-    """Return the model that a script names."""
-    return next((options.text(name) for name in MODELS if options.has(name)), None)
+def stated_model(options: ScriptOptions, family: str) -> str | None:
+    """Return the model that a script names; `family` is its trainer's name in the table of trainers."""
+    return next((options.text(name) for name in model_options(family) if options.has(name)), None)
 
 
 def read_new_model(options: ScriptOptions, draft: RecipeDraft) -> bool:
