@@ -207,7 +207,7 @@ def test_a_line_break_in_a_word_makes_no_second_line(folder: Path) -> None:
     [
         ("", None),
         ("cd code", "HERE/code"),
-        ("cd /work/llm", "/work/llm"),
+        ("cd /opt/llm", "/opt/llm"),
         ("cd $CHECKOUT", None),
         ("(cd /elsewhere; make)", None),
         ("cd $SLURM_SUBMIT_DIR/code", "HERE/code"),
