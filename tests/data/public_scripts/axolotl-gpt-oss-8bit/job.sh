@@ -1,2 +1,2 @@
 #!/bin/bash
-axolotl train gpt-oss.yaml
+axolotl train moe.yaml

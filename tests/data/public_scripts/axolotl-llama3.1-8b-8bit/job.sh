@@ -1,2 +1,2 @@
 #!/bin/bash
-accelerate launch -m axolotl.cli.train train.yaml
+accelerate launch -m axolotl.cli.train dense.yaml
