@@ -1,2 +1,2 @@
 #!/bin/bash
-FORCE_TORCHRUN=1 llamafactory-cli train cfg.yaml
+FORCE_TORCHRUN=1 llamafactory-cli train prefer.yaml

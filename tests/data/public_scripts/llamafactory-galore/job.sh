@@ -1,2 +1,2 @@
 #!/bin/bash
-llamafactory-cli train cfg.yaml
+llamafactory-cli train projected.yaml

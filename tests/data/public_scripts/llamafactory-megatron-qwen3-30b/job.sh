@@ -1,2 +1,2 @@
 #!/bin/bash
-USE_MCA=1 llamafactory-cli train cfg.yaml
+USE_MCA=1 llamafactory-cli train experts.yaml
