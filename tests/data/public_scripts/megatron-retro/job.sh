@@ -1,4 +1,5 @@
 #!/bin/bash
-ARGS=" --retro-project-dir $1 --retro-add-retriever --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 \
-  --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 128 --train-samples 100000 --lr 1e-4 --bf16"
-torchrun --nproc_per_node 8 --nnodes 1 pretrain_retro.py ${ARGS}
+words=" --bf16 --lr 1e-4 --train-samples 100000 --global-batch-size 128 --micro-batch-size 2 \
+  --num-attention-heads 16 --hidden-size 2048 --num-layers 24 --max-position-embeddings 2048 --seq-length 2048 \
+  --retro-add-retriever --retro-project-dir $1"
+torchrun --nnodes 1 --nproc_per_node 8 pretrain_retro.py ${words}
