@@ -1,2 +1,2 @@
 #!/bin/bash
-nemo llm pretrain --factory llama3_8b trainer.num_nodes=1 trainer.devices=8 trainer.max_steps=100 -y
+nemo llm pretrain -y --factory llama3_8b trainer.max_steps=100 trainer.devices=8 trainer.num_nodes=1
