@@ -1,0 +1,4 @@
+#!/bin/bash
+export LOCAL_RANK=$SLURM_LOCALID ROCR_VISIBLE_DEVICES=$SLURM_LOCALID
+export RANK=$SLURM_PROCID
+exec python3 -u "$@"
