@@ -1,92 +1,82 @@
 #!/bin/bash
 
-# Use: ./train.sh <data-path> <tokenizer-path>
+WHICH="small" # "large" on two machines
 
-SCALE="800M" # or "8B"
-
-case "${SCALE}" in
-    "800M")
-        TP=1
-        PATTERN="M-M-M--M-*M-M-M-M--*M-M-M-M-*M--M-M-M-*M-M--M-M-"
-        HIDDEN_SIZE=1024
-        HEADS=16
-        GBS=32
+case "${WHICH}" in
+    "large")
+        LAYERS="M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-"
+        WIDTH=4096
+        ATTENTION=32
+        WAYS=4
+        BATCH=8
         ;;
-    "8B")
-        TP=4
-        PATTERN="M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-"
-        HIDDEN_SIZE=4096
-        HEADS=32
-        GBS=8
+    "small")
+        LAYERS="M-M-M--M-*M-M-M-M--*M-M-M-M-*M--M-M-M-*M-M--M-M-"
+        WIDTH=1024
+        ATTENTION=16
+        WAYS=1
+        BATCH=32
         ;;
     *)
-        echo "Invalid version specified"
+        echo "small or large, not ${WHICH}"
         exit 1
         ;;
 esac
 
-DATA_PATH=$1
-TOKENIZER_PATH=$2
+TEXTS=$1
+WORDS=$2 # no one asks for it
+WINDOW=4096
+SAVED="./weights"
+mkdir -p ${SAVED}
 
-export NCCL_IB_SL=1
-export CUDA_DEVICE_MAX_CONNECTIONS=1
-CHECKPOINT_DIR="./checkpoints"
-mkdir -p ${CHECKPOINT_DIR}
-export TRITON_CACHE_DIR="./triton-cache/"
+export CUDA_DEVICE_MAX_CONNECTIONS=1 NCCL_IB_SL=1
+export TRITON_CACHE_DIR="./triton/"
 export TRITON_CACHE_MANAGER="megatron.core.ssm.triton_cache_manager:ParallelFileCacheManager"
 
-SEQ_LEN=4096
-TRAIN_SAMPLES=73242188  # 300B tokens / 4096
-LR_WARMUP_SAMPLES=50000
-LR_DECAY_SAMPLES=73192188 # TRAIN_SAMPLES - LR_WARMUP_SAMPLES
+all=" \
+    --use-mcore-models \
+    --spec megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec \
+    --hybrid-layer-pattern ${LAYERS} \
+    --hidden-size ${WIDTH} \
+    --num-attention-heads ${ATTENTION} \
+    --num-query-groups 8 \
+    --group-query-attention \
+    --position-embedding-type none \
+    --max-position-embeddings ${WINDOW} \
+    --seq-length ${WINDOW} \
+    --normalization RMSNorm \
+    --disable-bias-linear \
+    --untie-embeddings-and-output-weights \
+    --hidden-dropout 0.0 \
+    --attention-dropout 0.0 \
+    --bf16 \
+    --global-batch-size ${BATCH} \
+    --micro-batch-size 4 \
+    --train-samples 73242188 \
+    --lr-decay-samples 73192188 \
+    --lr-warmup-samples 50000 \
+    --lr-decay-style cosine \
+    --lr 2.5e-4 \
+    --min-lr 2.5e-5 \
+    --adam-beta1 0.9 \
+    --adam-beta2 0.95 \
+    --clip-grad 1.0 \
+    --weight-decay 0.1 \
+    --pipeline-model-parallel-size 1 \
+    --tensor-model-parallel-size ${WAYS} \
+    --sequence-parallel \
+    --overlap-grad-reduce \
+    --overlap-param-gather \
+    --use-distributed-optimizer \
+    --vocab-size 255999 \
+    --tokenizer-type NullTokenizer \
+    --no-create-attention-mask-in-dataloader \
+    --split 99,1,0 \
+    --data-path ${TEXTS} \
+    --eval-iters 32 \
+    --eval-interval 2000 \
+    --save-interval 2000 \
+    --load ${SAVED} \
+    --save ${SAVED}"
 
-options=" \
-       --tensor-model-parallel-size ${TP} \
-       --sequence-parallel \
-       --pipeline-model-parallel-size 1 \
-       --use-distributed-optimizer \
-       --overlap-param-gather \
-       --overlap-grad-reduce \
-       --untie-embeddings-and-output-weights \
-       --init-method-std 0.02 \
-       --position-embedding-type none \
-       --hybrid-layer-pattern ${PATTERN} \
-       --hidden-size ${HIDDEN_SIZE} \
-       --num-attention-heads ${HEADS} \
-       --group-query-attention \
-       --num-query-groups 8 \
-       --seq-length ${SEQ_LEN} \
-       --max-position-embeddings ${SEQ_LEN} \
-       --train-samples ${TRAIN_SAMPLES} \
-       --lr-warmup-samples ${LR_WARMUP_SAMPLES} \
-       --lr-decay-samples ${LR_DECAY_SAMPLES} \
-       --save ${CHECKPOINT_DIR} \
-       --load ${CHECKPOINT_DIR} \
-       --data-path ${DATA_PATH} \
-       --split 99,1,0 \
-       --tokenizer-type NullTokenizer \
-       --vocab-size 255999 \
-       --distributed-backend nccl \
-       --micro-batch-size 4 \
-       --global-batch-size ${GBS} \
-       --lr 2.5e-4 \
-       --min-lr 2.5e-5 \
-       --lr-decay-style cosine \
-       --weight-decay 0.1 \
-       --clip-grad 1.0 \
-       --attention-dropout 0.0 \
-       --hidden-dropout 0.0 \
-       --disable-bias-linear \
-       --normalization RMSNorm \
-       --adam-beta1 0.9 \
-       --adam-beta2 0.95 \
-       --log-interval 10 \
-       --save-interval 2000 \
-       --eval-interval 2000 \
-       --eval-iters 32 \
-       --bf16 \
-       --use-mcore-models \
-       --spec megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec \
-       --no-create-attention-mask-in-dataloader"
-
-torchrun --nproc_per_node 8 ../../pretrain_hybrid.py ${options}
+torchrun --nproc_per_node 8 ../../pretrain_hybrid.py ${all}
