@@ -1,29 +1,11 @@
-nproc=2
+cards=2
 
+NPROC_PER_NODE=$cards \
 CUDA_VISIBLE_DEVICES=0,1 \
-NPROC_PER_NODE=$nproc \
-swift sft \
-    --model Qwen/Qwen2.5-7B-Instruct \
-    --tuner_type lora \
-    --lora_rank 8 \
-    --lora_alpha 32 \
-    --target_modules all-linear \
-    --dataset 'a/self#1000' \
-    --num_train_epochs 1 \
-    --per_device_train_batch_size 1 \
-    --learning_rate 1e-4 \
-    --gradient_accumulation_steps $(expr 16 / $nproc) \
-    --max_length 2048 \
-    --torch_dtype bfloat16 \
-    --per_device_eval_batch_size 1 \
-    --eval_steps 100 \
-    --save_steps 100 \
-    --save_total_limit 2 \
-    --logging_steps 5 \
-    --output_dir output \
-    --system 'You are a helpful assistant.' \
-    --warmup_ratio 0.05 \
-    --dataloader_num_workers 4 \
-    --model_author us \
-    --model_name our-robot \
-    --deepspeed zero2
+swift sft --deepspeed zero2 \
+    --model Qwen/Qwen2.5-7B-Instruct --torch_dtype bfloat16 \
+    --tuner_type lora --target_modules all-linear --lora_alpha 32 --lora_rank 8 \
+    --dataset 'texts/questions#1000' --system 'Answer in one sentence.' --max_length 2048 \
+    --per_device_eval_batch_size 1 --per_device_train_batch_size 1 \
+    --gradient_accumulation_steps $(expr 16 / $cards) \
+    --learning_rate 1e-4 --warmup_ratio 0.05 --num_train_epochs 1

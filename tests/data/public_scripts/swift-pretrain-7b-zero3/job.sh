@@ -1,25 +1,12 @@
-gpus=4
+cards=4
 
-NPROC_PER_NODE=$gpus \
 CUDA_VISIBLE_DEVICES=0,1,2,3 \
+NPROC_PER_NODE=$cards \
 swift pt \
-    --model Qwen/Qwen2.5-7B \
-    --tuner_type full \
-    --dataset our/c4 \
-    --torch_dtype bfloat16 \
-    --streaming true \
-    --per_device_train_batch_size 1 \
-    --per_device_eval_batch_size 1 \
-    --learning_rate 1e-5 \
-    --gradient_accumulation_steps $(expr 64 / $gpus) \
-    --packing true \
-    --eval_steps 500 --save_steps 500 --save_total_limit 2 --logging_steps 5 \
-    --deepspeed zero3 \
-    --max_length 8192 \
-    --max_steps 10000 \
-    --warmup_ratio 0.05 \
-    --dataloader_num_workers 4 \
-    --dataset_num_proc 8 \
-    --save_only_model true \
-    --output_dir output \
-    --attn_impl flash_attn
+    --max_steps 10000 --learning_rate 1e-5 --warmup_ratio 0.05 \
+    --dataset texts/web --streaming true --packing true --max_length 8192 \
+    --gradient_accumulation_steps $(expr 64 / $cards) \
+    --per_device_eval_batch_size 1 --per_device_train_batch_size 1 \
+    --dataset_num_proc 8 --dataloader_num_workers 4 \
+    --attn_impl flash_attn --torch_dtype bfloat16 --deepspeed zero3 \
+    --tuner_type full --model Qwen/Qwen2.5-7B
