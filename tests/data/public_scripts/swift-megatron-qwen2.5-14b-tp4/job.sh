@@ -1,31 +1,11 @@
-PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' \
 NPROC_PER_NODE=8 \
 CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 \
+PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' \
 megatron sft \
-    --model Qwen/Qwen2.5-14B \
-    --tensor_model_parallel_size 4 \
-    --micro_batch_size 1 \
-    --global_batch_size 16 \
-    --packing true \
-    --recompute_granularity selective \
-    --train_iters 2000 \
-    --eval_iters 50 \
-    --lr 1e-5 \
-    --min_lr 1e-6 \
-    --max_length 8192 \
-    --finetune true \
-    --cross_entropy_loss_fusion true \
-    --lr_warmup_fraction 0.05 \
-    --eval_steps 500 \
-    --save_steps 500 \
-    --dataloader_num_workers 8 \
-    --dataset_num_proc 8 \
-    --no_save_optim true \
-    --no_save_rng true \
-    --sequence_parallel true \
-    --attention_backend flash \
-    --load_from_cache_file true \
-    --dataset 'our-lab/reasoning-110k' \
-    --split_dataset_ratio 0.01 \
-    --save_safetensors true \
-    --output_dir runs/swift
+    --sequence_parallel true --tensor_model_parallel_size 4 --recompute_granularity selective \
+    --dataset texts/proofs --packing true --max_length 8192 \
+    --global_batch_size 16 --micro_batch_size 1 --train_iters 2000 --eval_iters 50 --eval_steps 500 \
+    --attention_backend flash --cross_entropy_loss_fusion true \
+    --lr 1e-5 --lr_warmup_fraction 0.05 --min_lr 1e-6 \
+    --dataloader_num_workers 8 --dataset_num_proc 8 \
+    --model Qwen/Qwen2.5-14B --finetune true --no_save_rng true --no_save_optim true

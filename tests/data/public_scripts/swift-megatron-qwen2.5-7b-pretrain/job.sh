@@ -1,28 +1,12 @@
-PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' \
 NPROC_PER_NODE=4 \
+PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' \
 CUDA_VISIBLE_DEVICES=0,1,2,3 \
 megatron pt \
-    --model Qwen/Qwen2.5-7B \
-    --dataset our/c4 \
-    --streaming true \
-    --packing true \
-    --tensor_model_parallel_size 4 \
-    --micro_batch_size 1 \
-    --global_batch_size 16 \
+    --train_iters 10000 --lr_warmup_iters 300 --lr 1e-5 --min_lr 1e-6 \
+    --dataset texts/web --streaming true --packing true --max_length 8192 \
     --recompute_granularity selective \
-    --train_iters 10000 \
-    --finetune true \
-    --cross_entropy_loss_fusion true \
-    --lr 1e-5 \
-    --lr_warmup_iters 300 \
-    --min_lr 1e-6 \
-    --output_dir out \
-    --eval_steps 500 \
-    --save_steps 500 \
-    --max_length 8192 \
-    --dataloader_num_workers 4 \
-    --dataset_num_proc 8 \
-    --no_save_optim true \
-    --no_save_rng true \
-    --sequence_parallel true \
-    --attention_backend flash
+    --sequence_parallel true --tensor_model_parallel_size 4 \
+    --cross_entropy_loss_fusion true --attention_backend flash \
+    --micro_batch_size 1 --global_batch_size 16 \
+    --save_steps 500 --eval_steps 500 --no_save_rng true --no_save_optim true --output_dir /scratch/web \
+    --finetune true --model Qwen/Qwen2.5-7B

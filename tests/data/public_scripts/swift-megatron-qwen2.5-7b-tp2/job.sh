@@ -1,31 +1,15 @@
+CUDA_VISIBLE_DEVICES=0,1 \
 PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' \
 NPROC_PER_NODE=2 \
-CUDA_VISIBLE_DEVICES=0,1 \
 megatron sft \
-    --model Qwen/Qwen2.5-7B-Instruct \
-    --dataset 'a/alpaca-zh#500' \
-              'a/alpaca-en#500' \
-              'a/self#500' \
-    --tensor_model_parallel_size 2 \
-    --sequence_parallel true \
-    --micro_batch_size 16 \
-    --global_batch_size 16 \
-    --recompute_granularity full \
-    --recompute_method uniform \
-    --recompute_num_layers 1 \
-    --finetune true \
+    --model Qwen/Qwen2.5-7B-Instruct --finetune true \
+    --max_length 2048 --micro_batch_size 16 --global_batch_size 16 \
+    --dataset 'texts/questions#500' \
+              'texts/german#500' \
+              'texts/dutch#500' \
+    --system 'Answer in one sentence.' --model_name parrot --model_author them \
     --cross_entropy_loss_fusion true \
-    --lr 1e-5 \
-    --lr_warmup_fraction 0.05 \
-    --min_lr 1e-6 \
-    --num_train_epochs 1 \
-    --output_dir out \
-    --save_steps 100 \
-    --max_length 2048 \
-    --system 'You are a helpful assistant.' \
-    --dataloader_num_workers 4 \
-    --no_save_optim true \
-    --no_save_rng true \
-    --dataset_num_proc 4 \
-    --model_author us \
-    --model_name our-robot
+    --recompute_method uniform --recompute_num_layers 1 --recompute_granularity full \
+    --tensor_model_parallel_size 2 --sequence_parallel true \
+    --lr 1e-5 --min_lr 1e-6 --lr_warmup_fraction 0.05 --num_train_epochs 1 \
+    --no_save_rng true --no_save_optim true --dataset_num_proc 4
