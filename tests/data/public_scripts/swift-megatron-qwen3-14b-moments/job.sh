@@ -1,23 +1,9 @@
-#!/bin/bash
 export PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True'
-megatron_args=(
-    --model Qwen/Qwen3-14B
-    --tensor_model_parallel_size 4
-    --micro_batch_size 1
-    --global_batch_size 16
-    --packing true
-    --recompute_granularity selective
-    --num_train_epochs 1
-    --finetune true
-    --cross_entropy_loss_fusion true
-    --cross_entropy_fusion_impl native
-    --max_length 8192
-    --sequence_parallel true
-    --use_precision_aware_optimizer true
-    --exp_avg_dtype bf16
-    --exp_avg_sq_dtype bf16
-    --attention_backend flash
-    --dataset our/data
-    --output_dir out
+words=(
+    --finetune true --model Qwen/Qwen3-14B --dataset texts/proofs
+    --exp_avg_sq_dtype bf16 --exp_avg_dtype bf16 --use_precision_aware_optimizer true
+    --tensor_model_parallel_size 4 --sequence_parallel true --recompute_granularity selective
+    --cross_entropy_fusion_impl native --cross_entropy_loss_fusion true --attention_backend flash
+    --packing true --max_length 8192 --global_batch_size 16 --micro_batch_size 1 --num_train_epochs 1
 )
-NPROC_PER_NODE=8 CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 megatron sft "${megatron_args[@]}"
+CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 NPROC_PER_NODE=8 megatron sft "${words[@]}"
