@@ -1,22 +1,8 @@
-#!/bin/bash
 pip install --upgrade kernels
-accelerate launch \
-    --config_file zero3.yaml \
-    examples/scripts/sft_gpt_oss.py \
-    --dtype bfloat16 \
-    --model_name_or_path openai/gpt-oss-20b \
-    --packing \
-    --run_name 20b \
-    --attn_implementation kernels-community/vllm-flash-attn3 \
-    --dataset_num_proc 12 \
-    --dataset_name our/thinking \
-    --max_length 4096 \
-    --per_device_train_batch_size 2 \
-    --num_train_epochs 1 \
-    --logging_steps 1 \
-    --warmup_steps 0.03 \
-    --lr_scheduler_type cosine_with_min_lr \
-    --lr_scheduler_kwargs '{"min_lr_rate": 0.1}' \
-    --output_dir out \
-    --report_to trackio \
-    --seed 42
+accelerate launch --config_file zero3.yaml examples/scripts/sft_gpt_oss.py \
+    --attn_implementation kernels-community/vllm-flash-attn3 --dtype bfloat16 \
+    --max_length 4096 --packing --per_device_train_batch_size 2 \
+    --lr_scheduler_kwargs '{"min_lr_rate": 0.1}' --lr_scheduler_type cosine_with_min_lr --warmup_steps 0.03 \
+    --seed 42 --num_train_epochs 1 --logging_steps 1 --report_to trackio --run_name thoughts \
+    --dataset_name texts/thoughts --dataset_num_proc 12 \
+    --model_name_or_path openai/gpt-oss-20b --output_dir /scratch/thoughts
