@@ -7,4 +7,5 @@ megatron sft \
     --sequence_parallel true --tensor_model_parallel_size 4 \
     --attention_backend flash --cross_entropy_loss_fusion true \
     --recompute_num_layers 1 --recompute_method uniform --recompute_granularity full \
-    --lr 1e-5 --train_iters 1000 --eval_iters 50 --no_save_optim true
+    --lr 1e-5 --train_iters 1000 --eval_iters 50 --no_save_optim true \
+    --output_dir /scratch/novels

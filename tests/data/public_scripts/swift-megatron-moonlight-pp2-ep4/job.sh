@@ -11,4 +11,5 @@ megatron sft \
     --lr 1e-5 --min_lr 1e-6 --lr_warmup_fraction 0.05 --num_train_epochs 1 \
     --dataset texts/proofs --split_dataset_ratio 0.01 --eval_steps 500 \
     --output_dir /scratch/moonlight --save_safetensors true --save_steps 500 --no_save_rng true --no_save_optim true \
-    --finetune true --model moonshotai/Moonlight-16B-A3B-Instruct
+    --finetune true --model moonshotai/Moonlight-16B-A3B-Instruct \
+    --dataloader_num_workers 8

@@ -13,4 +13,5 @@ megatron sft \
     --micro_batch_size 1 --global_batch_size 16 --max_length 8192 --packing true \
     --dataset texts/proofs --load_from_cache_file true \
     --num_train_epochs 1 --lr_warmup_fraction 0.05 --min_lr 1e-6 --lr 1e-5 \
-    --no_save_rng true --no_save_optim true --output_dir /scratch/mixture
+    --no_save_rng true --no_save_optim true --output_dir /scratch/mixture \
+    --save_steps 500 --dataloader_num_workers 8

@@ -8,4 +8,5 @@ megatron sft \
     --attention_backend flash --cross_entropy_loss_fusion true \
     --lr 1e-5 --lr_warmup_fraction 0.05 --min_lr 1e-6 \
     --dataloader_num_workers 8 --dataset_num_proc 8 \
-    --model Qwen/Qwen2.5-14B --finetune true --no_save_rng true --no_save_optim true
+    --model Qwen/Qwen2.5-14B --finetune true --no_save_rng true --no_save_optim true \
+    --output_dir /scratch/chat --save_steps 500

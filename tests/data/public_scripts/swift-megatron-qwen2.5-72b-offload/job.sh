@@ -9,4 +9,5 @@ megatron sft \
     --max_length 8192 --packing true --micro_batch_size 1 --global_batch_size 16 \
     --num_train_epochs 5 --lr_warmup_fraction 0.05 --lr 1e-5 --min_lr 1e-6 \
     --dataset texts/proofs --model Qwen/Qwen2.5-72B-Instruct --finetune true \
-    --output_dir /scratch/on-host --no_save_optim true
+    --output_dir /scratch/on-host --no_save_optim true \
+    --save_steps 500 --dataloader_num_workers 8

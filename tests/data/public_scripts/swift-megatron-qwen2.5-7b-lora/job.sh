@@ -9,4 +9,5 @@ megatron sft \
     --cross_entropy_loss_fusion true \
     --num_train_epochs 1 --lr 1e-4 --min_lr 1e-5 --lr_warmup_fraction 0.05 \
     --no_save_rng true --no_save_optim true --save_steps 100 \
-    --finetune true --dataset 'texts/german#500' --model Qwen/Qwen2.5-7B-Instruct
+    --finetune true --dataset 'texts/german#500' --model Qwen/Qwen2.5-7B-Instruct \
+    --output_dir /scratch/adapters --dataloader_num_workers 4

@@ -9,4 +9,5 @@ megatron pt \
     --cross_entropy_loss_fusion true --attention_backend flash \
     --micro_batch_size 1 --global_batch_size 16 \
     --save_steps 500 --eval_steps 500 --no_save_rng true --no_save_optim true --output_dir /scratch/web \
-    --finetune true --model Qwen/Qwen2.5-7B
+    --finetune true --model Qwen/Qwen2.5-7B \
+    --dataloader_num_workers 4

@@ -12,4 +12,5 @@ megatron sft \
     --recompute_method uniform --recompute_num_layers 1 --recompute_granularity full \
     --tensor_model_parallel_size 2 --sequence_parallel true \
     --lr 1e-5 --min_lr 1e-6 --lr_warmup_fraction 0.05 --num_train_epochs 1 \
-    --no_save_rng true --no_save_optim true --dataset_num_proc 4
+    --no_save_rng true --no_save_optim true --dataset_num_proc 4 \
+    --output_dir /scratch/two --save_steps 100 --dataloader_num_workers 4

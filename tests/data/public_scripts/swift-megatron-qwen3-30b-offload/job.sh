@@ -10,4 +10,5 @@ megatron sft \
     --global_batch_size 16 --micro_batch_size 1 --packing true --max_length 8192 \
     --num_train_epochs 3 --lr 1e-5 --lr_warmup_fraction 0.05 --min_lr 1e-6 \
     --dataset texts/proofs --no_save_optim true \
-    --finetune true --model Qwen/Qwen3-30B-A3B-Base
+    --finetune true --model Qwen/Qwen3-30B-A3B-Base \
+    --output_dir /scratch/experts --save_steps 500 --dataloader_num_workers 8

@@ -9,4 +9,5 @@ swift pt \
     --per_device_eval_batch_size 1 --per_device_train_batch_size 1 \
     --dataset_num_proc 8 --dataloader_num_workers 4 \
     --attn_impl flash_attn --torch_dtype bfloat16 --deepspeed zero3 \
-    --tuner_type full --model Qwen/Qwen2.5-7B
+    --tuner_type full --model Qwen/Qwen2.5-7B \
+    --output_dir /scratch/web --save_only_model true --save_steps 500

@@ -7,4 +7,5 @@ torchrun --nnodes=$machines --nproc_per_node=$cards --node_rank=0 \
     --gradient_accumulation_steps $(expr 32 / $cards / $machines) --per_device_train_batch_size 1 \
     --dataset 'texts/german#20000' 'texts/dutch#20000' --max_length 8192 \
     --warmup_ratio 0.05 --learning_rate 1e-5 --num_train_epochs 1 \
-    --tuner_type full --model Qwen/Qwen2.5-7B-Instruct
+    --tuner_type full --model Qwen/Qwen2.5-7B-Instruct \
+    --output_dir /scratch/by-hand

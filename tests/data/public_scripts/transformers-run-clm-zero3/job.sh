@@ -5,4 +5,4 @@ deepspeed --num_gpus=$NUM_GPUS examples/pytorch/language-modeling/run_clm.py \
     --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --per_device_eval_batch_size 2 \
     --do_eval --validation_file held-out.txt --do_train --train_file novels.txt --num_train_epochs 1 \
     --lr_scheduler_type cosine --warmup_ratio 0.03 --learning_rate 2e-5 \
-    --report_to none --overwrite_output_dir --output_dir ${RESULTS:-/tmp/novels}
+    --report_to none --save_strategy epoch --overwrite_output_dir --output_dir ${RESULTS:-/tmp/novels}
