@@ -133,7 +133,7 @@ ON_ITS_OWN: set[Place] = {
     ("cluster", "slurm_plugins", "no-such-plugin"),
     # folders, where the hostile script is a file of the same name
     ("training", "start_from"), ("training", "checkpoint_path"), ("tracking", "wandb", "save_dir"),
-    ("tracking", "tensorboard"),
+    ("tracking", "tensorboard"), ("workdir",),
 }  # fmt: skip
 
 
