@@ -423,12 +423,12 @@ def _never_saved(run: PlannedRun, words: ScriptWords) -> list[str]:
         return []
     time = words.line_of(r"^#SBATCH.*(--time\b|-t\b)")
     ends = f"{words.path.name}:{time}" if time else words.place
-    told = f"{ends}: the job ends after {duration(limit)}, and its steps take {duration(seconds)}"
+    sentence = f"{ends}: the job ends after {duration(limit)}, and its steps take {duration(seconds)}"
     flags = framework_of(recipe).saves_at_the_end
     if any(flag.lstrip("-").replace("_", "-") in words.flags for flag in flags):
         return []
     if recipe.training.checkpoint_path is None or interval is None:
-        return [f"{told}: it saves nothing to go on from"]
+        return [f"{sentence}: it saves nothing to go on from"]
     first = interval * run.step_seconds
     if first <= limit:
         return []
@@ -439,6 +439,6 @@ def _never_saved(run: PlannedRun, words: ScriptWords) -> list[str]:
     option = f"{stated or 'the save interval'} {fewer} saves every {duration(fewer * run.step_seconds)}"
     alone = f", or {flags[0]} with --signal of sbatch saves before it ends" if flags else ""
     return [
-        f"{told}: it never reaches a checkpoint, since {saves} is one every {duration(first)}, and each start begins "
+        f"{sentence}: it never reaches a checkpoint, since {saves} is one every {duration(first)}, and each start begins "
         f"anew; {option}{alone}"
     ]

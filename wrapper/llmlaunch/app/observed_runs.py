@@ -21,6 +21,7 @@ from llmlaunch.cluster.load import profile_names
 from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.documents.writing import json_bytes
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import ALLOCATOR_NAMES, ALLOCATOR_SETTINGS, WHOLE_SEGMENTS
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.framework_version import with_framework_version
 from llmlaunch.frameworks.logs import any_script_lines
@@ -202,7 +203,8 @@ def _command(observed: Observed) -> TrainerCommand:
 
 
 def _document(reading: Reading, observed: Observed) -> dict[str, Any]:
-    """Return the recipe that was read, with the cluster, the nodes and the framework's version that were observed."""
+    """Return the recipe that was read, with the cluster, the nodes, the allocator and the framework's version that were
+    observed."""
     folder = Path(str(observed.described.get("folder") or "."))
     document = {
         key: _with_absolute_paths(value, folder) if key in PATH_SECTIONS else value
@@ -213,6 +215,10 @@ def _document(reading: Reading, observed: Observed) -> dict[str, Any]:
     document |= {"cluster": cluster} if cluster is not None else {}
     document |= {"nodes": observed.nodes} if observed.nodes else {}
     document.setdefault("data", {"mock": True})  # what it read decides no byte of its memory
+    environment = dict(document.get("environment") or {})
+    if "environment" in observed.described and not environment.keys() & set(ALLOCATOR_NAMES):
+        environment[ALLOCATOR_SETTINGS] = WHOLE_SEGMENTS  # torch's default, and not that of rendered jobs
+    document |= {"environment": environment} if environment else {}
     backend = document.get("backend")
     keys = {"name": backend} if isinstance(backend, str) else dict(backend or {})
     framework = FRAMEWORKS.get(str(keys.get("name")))
