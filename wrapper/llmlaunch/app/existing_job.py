@@ -439,6 +439,6 @@ def _never_saved(run: PlannedRun, words: ScriptWords) -> list[str]:
     option = f"{stated or 'the save interval'} {fewer} saves every {duration(fewer * run.step_seconds)}"
     alone = f", or {flags[0]} with --signal of sbatch saves before it ends" if flags else ""
     return [
-        f"{sentence}: it never reaches a checkpoint, since {saves} is one every {duration(first)}, and each start begins "
-        f"anew; {option}{alone}"
+        f"{sentence}: it never reaches a checkpoint, since {saves} is one every {duration(first)}, and each start "
+        f"begins anew; {option}{alone}"
     ]
