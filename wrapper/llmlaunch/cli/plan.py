@@ -104,7 +104,8 @@ def plan_command(
     if code == 0 and locks:
         notify(f"wrote {run.write_lock()}; commit it beside the recipe: check, render and submit keep to it")
     if not as_json:
-        more = [] if verbose else [(to_type(*sys.argv[1:], "-v"), "every layout and reason")]
+        typed = ("plan", recipe, *overrides) if job is None else sys.argv[1:]
+        more = [] if verbose else [(to_type(*typed, "-v"), "every layout and reason")]
         say_next(*_after_plan(run, job, (recipe, *overrides), script, code), *more)
     return code
 
