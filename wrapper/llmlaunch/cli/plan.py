@@ -78,16 +78,7 @@ def plan_command(
         run = planned(recipe, overrides, replan=True)
     neighbours = run.neighbours()
     front = run.pareto_front() if with_front else None
-    if plot is not None:
-        from llmlaunch.report.grid_plot import write_grid_plot
-
-        write_grid_plot(run.setting, run.search, run.plan, plot)
-    if html is not None:
-        from llmlaunch.report.plan_page import write_plan_page
-
-        command = to_type("plan", recipe, *overrides, "--html", html)
-        write_plan_page(run.setting, run.search, run.plan, neighbours, command, html)
-        notify(f"wrote {html}: open it in a browser")
+    _write_pictures(run, neighbours, plot, html, (recipe, *overrides))
     if as_json:
         extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
         print_json(
@@ -108,6 +99,22 @@ def plan_command(
         more = [] if verbose else [(to_type(*typed, "-v"), "every layout and reason")]
         say_next(*_after_plan(run, job, (recipe, *overrides), script, code), *more)
     return code
+
+
+def _write_pictures(
+    run: PlannedRun, neighbours: Sequence[Neighbour], plot: Path | None, html: Path | None, words: tuple[str, ...]
+) -> None:
+    """Write the grid of layouts and the page of the plan where they are asked for; `words` are what was planned."""
+    if plot is not None:
+        from llmlaunch.report.grid_plot import write_grid_plot
+
+        write_grid_plot(run.setting, run.search, run.plan, plot)
+    if html is not None:
+        from llmlaunch.report.plan_page import write_plan_page
+
+        command = to_type("plan", *words, "--html", html)
+        write_plan_page(run.setting, run.search, run.plan, neighbours, command, html)
+        notify(f"wrote {html}: open it in a browser")
 
 
 def _script_job(
