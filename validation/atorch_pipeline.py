@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.facts import MemoryFacts
 
 __all__ = ["atorch_pipeline_facts"]
 

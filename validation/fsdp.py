@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.memory.facts import FullSharding, MemoryFacts, constant
+from llmlaunch.facts import FullSharding, MemoryFacts
+from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES
 
 __all__ = ["atorch_facts", "composer_facts", "internevo_facts", "torchtitan_facts", "torchtune_facts"]

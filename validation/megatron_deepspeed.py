@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmlaunch.memory.facts import MemoryFacts, constant
+from llmlaunch.facts import MemoryFacts
+from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES
 
 __all__ = ["DROPOUT", "ForkOptions", "accumulates_in_fp32", "megatron_deepspeed_facts"]

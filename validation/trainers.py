@@ -10,8 +10,8 @@ from llmlaunch.calibration.deepspeed_records import deepspeed_record_facts
 from llmlaunch.calibration.records import Record
 from llmlaunch.calibration.trainers import DEEPSPEED, OFF, TRAINERS, UNREAD, Trainer, Unread, expects
 from llmlaunch.cluster.cards import capability_of_card
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.layout import Layout
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 from validation.atorch_pipeline import atorch_pipeline_facts

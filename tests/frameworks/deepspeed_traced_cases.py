@@ -10,8 +10,8 @@ from llmlaunch.assets import asset
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.trace import deepspeed_job
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe

@@ -12,11 +12,11 @@ import pytest
 from trainer_runner import Train
 
 from llmlaunch.assets import asset
+from llmlaunch.facts import Gathering
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.config import ds_config, model_config
 from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.facts import Gathering
 from llmlaunch.memory.gathering import gathered
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.modules import ModuleSplit

@@ -16,9 +16,9 @@ import pytest
 from deepspeed_traced_cases import CASES, HIDDEN, LAYERS, RANKS, Case
 from wrong_formulas import Patch, everywhere, left_out
 
+from llmlaunch.facts import NONE
 from llmlaunch.frameworks.deepspeed.trace import deepspeed_terms
 from llmlaunch.memory import loss, workspace
-from llmlaunch.memory.facts import NONE
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import Adapters
 from llmlaunch.tracing import TRACER

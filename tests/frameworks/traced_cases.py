@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import (

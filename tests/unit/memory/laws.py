@@ -11,8 +11,8 @@ import numpy as np
 from random_jobs import RandomJob
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.moments import state_terms, transient_terms

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B, job_of
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.attention_backward import attention_backward
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer
 from llmlaunch.memory.workspace import layer_backward

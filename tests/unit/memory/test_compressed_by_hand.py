@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from shapes import job_of
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import largest_layer
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns, all_ranks, with_mean_parts, without_layers
 from llmlaunch.memory.loss import final_norm, saved_by_heads
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
+from llmlaunch.facts import NONE, Gathering, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.facts import NONE, Gathering, MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import earlier_tiles, final_norm, logits, table_gradient
 from llmlaunch.memory.moments import transient_terms

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from shapes import LLAMA3_8B, ranks
 
+from llmlaunch.facts import Gathering, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, engine_of
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import RankEstimate
-from llmlaunch.memory.facts import Gathering, MemoryFacts
 from llmlaunch.memory.gathering import gathered
 from llmlaunch.memory.modules import ModuleSplit
 from llmlaunch.models.parameters import count_parameters

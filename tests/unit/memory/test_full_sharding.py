@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B, MIXTRAL, job_of, ranks
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.states import states
 from llmlaunch.models.shape import ModelShape

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from shapes import LLAMA2_7B, LLAMA3_8B
 
+from llmlaunch.facts import Gathering
 from llmlaunch.memory import gathering
-from llmlaunch.memory.facts import Gathering
 from llmlaunch.memory.gathering import gathered
 from llmlaunch.memory.modules import ModuleSplit, modules_of
 from llmlaunch.models.parameters import count_parameters

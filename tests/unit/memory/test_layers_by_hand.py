@@ -11,6 +11,7 @@ import pytest
 from random_jobs import GEMMA, GPT, LATENT, SHARED, SINKS
 from shapes import ALTERNATING, LLAMA3_8B, MIXTRAL, job_of
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
@@ -22,7 +23,6 @@ from llmlaunch.memory.activations import (
     returned_key_values,
     swapped_bytes,
 )
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import (
     cached_logits,

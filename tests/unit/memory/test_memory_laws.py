@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import LLAMA2_7B, LLAMA3_8B, MEGATRON, MIXTRAL, SHAPES, job_of, layouts, ranks
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.loss import logits as logit_bytes
 from llmlaunch.memory.loss import tiled_inputs

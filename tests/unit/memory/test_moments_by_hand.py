@@ -11,13 +11,13 @@ from random_jobs import LATENT, SHARED
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 from test_grouped_pricing import PAIRS
 
+from llmlaunch.facts import Gathering, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer
 from llmlaunch.memory.estimator import estimate, worst_ranks
-from llmlaunch.memory.facts import Gathering, MemoryFacts
 from llmlaunch.memory.grouped_pricing import distinct_states, model_state_bytes, transient_bytes, worst_of_sums
 from llmlaunch.memory.guard import least_torch_bytes
 from llmlaunch.memory.host import HostNode, host_terms

@@ -16,7 +16,7 @@ from llmlaunch.calibration.cases import predict
 from llmlaunch.calibration.records import Record
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout
-from llmlaunch.memory.facts import constant
+from llmlaunch.memory.constants import constant
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import MIB

@@ -14,8 +14,8 @@ from shapes import LLAMA3_8B, MIXTRAL, job_of
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_before_experts
+from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimator import estimate
-from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.overlapped_passes import delayed_weight_gradients, left_over, paired_layer
 from llmlaunch.models.shape import ModelShape, MoeShape

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from shapes import job_of
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.moments import transient_terms
 from llmlaunch.memory.saved import saved_by_dense_layer

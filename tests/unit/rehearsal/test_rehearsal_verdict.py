@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.memory.facts import constant
+from llmlaunch.memory.constants import constant
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import RehearsedRank

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.tracing.caching_allocator import CachingAllocator

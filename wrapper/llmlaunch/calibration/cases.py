@@ -14,8 +14,8 @@ from llmlaunch.calibration.completion import Unsupported, complete, with_every_f
 from llmlaunch.calibration.records import CPU, UNFUSED, Record
 from llmlaunch.calibration.trainers import TRAINERS, Trainer, refuse_unread
 from llmlaunch.columns import FloatColumn
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.models.attention import ATTENTION_SECTIONS, attention_section

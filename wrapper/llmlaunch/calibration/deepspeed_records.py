@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.calibration.records import CPU, UNFUSED, Record
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import (
     BUCKET_ELEMENTS,
     HUGGING_FACE_KINDS,
@@ -19,7 +20,6 @@ from llmlaunch.frameworks.deepspeed.facts import (
     with_family,
 )
 from llmlaunch.frameworks.deepspeed.zero_settings import settings_of_record
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import ELEMENT_BYTES

@@ -9,8 +9,8 @@ from typing import Any
 from llmlaunch.calibration.completion import is_bridge_benchmark
 from llmlaunch.calibration.records import Record, minor
 from llmlaunch.cluster.cards import capability_of_card
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.techniques import FULL_ITERATION, Techniques
 from llmlaunch.workload import OptimizerFormats
 

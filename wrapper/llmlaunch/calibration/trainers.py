@@ -20,11 +20,11 @@ from llmlaunch.calibration.megatron_records import (
     megatron_record_facts,
 )
 from llmlaunch.calibration.records import Record
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import MEGATRON_FORK_KIND
 from llmlaunch.frameworks.megatron.facts import LOSSES
 from llmlaunch.frameworks.recorded import RECORDED_TRAINERS, RecordedTrainer
 from llmlaunch.layout import Layout
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.argument import Argument, Reason, Word
 from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 

@@ -18,8 +18,8 @@ from operator import eq
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.facts import Gathering
 from llmlaunch.frozen import frozen
-from llmlaunch.memory.facts import Gathering
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.modules import Module, ModuleSplit, modules_of
 from llmlaunch.models.shape import ModelShape

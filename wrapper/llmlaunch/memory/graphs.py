@@ -16,7 +16,7 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.activations import kept_by_layer, layer_input
-from llmlaunch.memory.facts import constant
+from llmlaunch.memory.constants import constant
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.saved import (
     SavedTensors,

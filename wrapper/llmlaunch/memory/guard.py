@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.facts import MemoryFacts
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape

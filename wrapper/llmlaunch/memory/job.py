@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.columns import Size
+from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layout import LayoutColumns, Modules
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.kinds import attention_kinds, is_mixed, kind_shares, layer_parts, part_kinds
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -30,6 +32,7 @@ __all__ = [
     "by_recompute",
     "candidate_ranks",
     "chunk_ranges",
+    "layer_counts",
     "layer_kinds",
     "mean_of_kinds",
     "mean_of_parts",
@@ -119,6 +122,9 @@ class Job:
         return (self,) if len(kinds) == 1 else tuple(replace(self, shape=kind.shape) for kind in kinds)
 
 
+Groups = tuple[tuple[int, ...], ...]
+
+
 @frozen
 class RankColumns:
     """One row per (layout, pipeline rank). `layout_index` says which layout a row belongs to: layout by layout, or,
@@ -128,7 +134,11 @@ class RankColumns:
     `shares` are the shares of a rank's layers that have each part in the place of attention (`layer_parts`), where not
     all have the same; of layers of one part each, mixtures are counted apart. What a layer holds is their mean. None:
     what takes least of them, of each thing a layer holds, so that it is a bound. `kind_shares` are the parts that have
-    each kind of softmax attention (`attention_kinds`) where there are several; None likewise."""
+    each kind of softmax attention (`attention_kinds`) where there are several; None likewise.
+
+    `counts` are the layers that a rank holds over all its chunks, a column for each of the `groups`: the kinds of the
+    model's layers, one by one. Where a group has several kinds, its layers are of any of these, and take the least of
+    what these take, so that all that follows is a lower bound."""
 
     layouts: LayoutColumns
     layout_index: IntColumn
@@ -139,6 +149,8 @@ class RankColumns:
     ends: bool = False
     shares: Mapping[str, FloatColumn] | None = None
     kind_shares: tuple[FloatColumn, ...] | None = None
+    counts: tuple[FloatColumn, ...] = ()
+    groups: Groups = ()
 
     @cached_property
     def first(self) -> NDArray[np.bool_]:
@@ -153,8 +165,27 @@ class RankColumns:
         """The tensor-parallel size, to divide by."""
         return self.layouts.tensor.astype(np.float64)
 
+    @cached_property
+    def layers(self) -> FloatColumn:
+        """All layers of the rank."""
+        return reduce(np.add, self.counts)
+
     def __len__(self) -> int:
         return len(self.rank)
+
+    def of_groups(self, of_kinds: Sequence[Size]) -> list[Size]:
+        """Return what a layer of each group takes, of what one of each kind takes."""
+        return [of_kinds[kinds[0]] if len(kinds) == 1 else least(of_kinds, kinds) for kinds in self.groups]
+
+    def sum_of(self, of_kinds: Sequence[Size]) -> FloatColumn:
+        """Return what all layers of a rank take together, of what one of each kind takes."""
+        products = zip(self.counts, self.of_groups(of_kinds), strict=True)
+        return reduce(np.add, (count * size for count, size in products))
+
+    def most_of(self, of_kinds: Sequence[Size]) -> FloatColumn:
+        """Return what the layer of a rank that takes most takes, and 0 where it has none."""
+        sizes = zip(self.counts, self.of_groups(of_kinds), strict=True)
+        return reduce(np.maximum, (np.where(count > 0, size, 0.0) for count, size in sizes))
 
     def with_layouts(self, layouts: LayoutColumns) -> RankColumns:
         """Return the same ranks of the same splits with other recompute and offload settings."""
@@ -162,6 +193,14 @@ class RankColumns:
         vars(self).setdefault("answers", {})
         vars(other).update({**vars(self), "layouts": layouts})
         return other
+
+
+def least(of_kinds: Sequence[Size], kinds: Sequence[int]) -> Size:
+    """Return the least of what layers of some kinds take, row by row; 0 of none."""
+    if not kinds:
+        return 0.0
+    smallest: Size = reduce(np.minimum, (of_kinds[kind] for kind in kinds))
+    return smallest
 
 
 def once_for_rows(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
@@ -248,7 +287,9 @@ def _rows(
     rows = _in_order(layouts, len(index)) if ends else layouts.take(index)
     dense, moe = _layers(job, rows, rank)
     shares, kinds = _shares(job, rows, rank), _kind_shares(job, rows, rank)
-    return RankColumns(rows, index, rank, np.maximum(microbatches[index], 1), dense, moe, ends, shares, kinds)
+    counts, groups = layer_counts(model_of(job.shape), rows, rank)
+    batches = np.maximum(microbatches[index], 1)
+    return RankColumns(rows, index, rank, batches, dense, moe, ends, shares, kinds, counts, groups)
 
 
 def _in_order(layouts: LayoutColumns, rows: int) -> LayoutColumns:
@@ -268,11 +309,25 @@ def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn
         return layers * (1.0 - share), layers * share
     before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
     example, same = _same_stages(rows, rank)
-    of_row, start, stop = _all_chunks(shape, rows, rank, example)
+    of_row, start, stop = _all_chunks(shape.num_layers, rows, rank, example)
     assigned = np.asarray(np.bincount(of_row, stop - start, minlength=len(example)), dtype=float)
     moe = np.asarray(np.bincount(of_row, before[stop] - before[start], minlength=len(example)), dtype=float)
     layers = np.where(rows.uneven, assigned[same], layers)
     return layers - moe[same], moe[same]
+
+
+def layer_counts(model: Model, rows: LayoutColumns, rank: IntColumn) -> tuple[tuple[FloatColumn, ...], Groups]:
+    """Return the layers of each kind that each row's rank holds, over all its model chunks, and the kinds."""
+    kinds = len(model.kinds)
+    if kinds == 1 and not np.any(rows.uneven):
+        return (len(model.order) / rows.pipeline,), ((0,),)
+    example, same = _same_stages(rows, rank)
+    of_row, start, stop = _all_chunks(len(model.order), rows, rank, example)
+    counts = []
+    for before in model.before:
+        held = np.bincount(of_row, before[stop] - before[start], minlength=len(example))
+        counts.append(np.asarray(held, dtype=np.float64)[same])
+    return tuple(counts), tuple((kind,) for kind in range(kinds))
 
 
 def _same_stages(rows: LayoutColumns, rank: IntColumn) -> tuple[IntColumn, IntColumn]:
@@ -310,7 +365,7 @@ def _shares_of(
 ) -> list[FloatColumn]:
     """Return for each pattern, with 1 for each layer of its kind, its part of each row's layers that are of any."""
     example, same = _same_stages(rows, rank)
-    of_row, start, stop = _all_chunks(shape, rows, rank, example)
+    of_row, start, stop = _all_chunks(shape.num_layers, rows, rank, example)
     before = [np.concatenate([[0], np.cumsum(pattern)]) for pattern in patterns]  # layers of the kind before layer i
     counts = [np.bincount(of_row, of_kind[stop] - of_kind[start], minlength=len(example)) for of_kind in before]
     layers = np.maximum(reduce(np.add, counts), 1.0)
@@ -374,12 +429,12 @@ def chunk_ranges(shape: ModelShape, layouts: LayoutColumns, rank: IntColumn) -> 
     p, v = layouts.pipeline, layouts.virtual_pipeline
     for chunk in range(int(v.max(initial=1))):
         stage = np.where(chunk < v, chunk * p + rank, 0)
-        start, stop = _stage_range(shape, layouts.partitions, layouts.partition, p * v, stage)
+        start, stop = _stage_range(shape.num_layers, layouts.partitions, layouts.partition, p * v, stage)
         yield start, np.where(chunk < v, stop, start)
 
 
 def _all_chunks(
-    shape: ModelShape, layouts: LayoutColumns, rank: IntColumn, rows: IntColumn
+    num_layers: int, layouts: LayoutColumns, rank: IntColumn, rows: IntColumn
 ) -> tuple[IntColumn, IntColumn, IntColumn]:
     """Return for every model chunk of the ranks of some `rows` whose it is, by its place in `rows`, and its first and
     one past its last layer."""
@@ -387,17 +442,19 @@ def _all_chunks(
     of_row = np.repeat(np.arange(len(rows)), v)
     chunk = np.arange(len(of_row)) - (np.cumsum(v) - v)[of_row]
     stage = chunk * p[of_row] + rank[rows][of_row]
-    return of_row, *_stage_range(shape, layouts.partitions, layouts.partition[rows][of_row], (p * v)[of_row], stage)
+    return of_row, *_stage_range(
+        num_layers, layouts.partitions, layouts.partition[rows][of_row], (p * v)[of_row], stage
+    )
 
 
 def _stage_range(
-    shape: ModelShape, partitions: Sequence[Sequence[int]], partition: IntColumn, stages: IntColumn, stage: IntColumn
+    num_layers: int, partitions: Sequence[Sequence[int]], partition: IntColumn, stages: IntColumn, stage: IntColumn
 ) -> tuple[IntColumn, IntColumn]:
     """Return the first and one past the last layer of a virtual stage of each row, of so many `stages`, which are cut
     as the `partitions` at `partition` are."""
-    size = shape.num_layers // stages
-    start = np.minimum(stage * size, shape.num_layers)
-    stop = np.minimum(start + size, shape.num_layers)
+    size = num_layers // stages
+    start = np.minimum(stage * size, num_layers)
+    stop = np.minimum(start + size, num_layers)
     if np.any(partition):
         ends = _stage_ends(partitions)
         place = np.minimum(stage, ends.shape[1] - 2)

@@ -15,11 +15,11 @@ from functools import reduce
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer, returned_key_values
 from llmlaunch.memory.batch_masks import arriving_mask, kept_masks
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.graphs import captured_activations, with_graphs
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import (

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.facts import ByStage, GradientLife
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
-from llmlaunch.memory.facts import ByStage, GradientLife
 from llmlaunch.memory.gathering import gathered_elements
 from llmlaunch.memory.job import Job, RankColumns, alike_parts, layer_kinds, with_mean_parts
 from llmlaunch.memory.layer_wise import whole_matrices

@@ -30,9 +30,8 @@ from llmlaunch.memory.job import (
 from llmlaunch.memory.layer_matrices import distinct_elements, largest_matrices
 from llmlaunch.memory.vision import encoder_matrices, rank_encoder
 from llmlaunch.models.kinds import part_kinds
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.mamba import CONV_KERNEL, Mamba
 from llmlaunch.models.parameters import (
-    CONV_KERNEL,
     compressed_attention,
     indexer_parameters,
     stream_contraction,

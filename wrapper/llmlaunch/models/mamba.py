@@ -12,10 +12,12 @@ from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.rundir.values import counted
 
-__all__ = ["PARTS", "Mamba", "check_mamba"]
+__all__ = ["CONV_KERNEL", "PARTS", "Mamba", "check_mamba"]
 
 # the letters of Megatron's --hybrid-layer-pattern and of nemotron_h's hybrid_override_pattern
 PARTS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "mixture"}
+
+CONV_KERNEL = 4  # tokens that the convolution spans; core 0.19 builds no other
 
 Size = Annotated[int, Field(ge=1, le=2**24)]
 Count = Annotated[int, Field(ge=1, le=2**16)]

@@ -12,12 +12,11 @@ from functools import lru_cache
 from llmlaunch.frozen import frozen
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, LinearAttention
 from llmlaunch.models.kinds import attention_kinds, layer_parts
-from llmlaunch.models.mamba import PARTS, Mamba
+from llmlaunch.models.mamba import CONV_KERNEL, PARTS, Mamba
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.models.vision import encoder_parameters
 
 __all__ = [
-    "CONV_KERNEL",
     "LayerParameters",
     "ModelParameters",
     "compressed_attention",
@@ -161,9 +160,6 @@ def _linear_attention(shape: ModelShape, linear: LinearAttention) -> int:
     return (
         projections + linear.conv_kernel * linear.convolved_width + 2 * linear.num_value_heads + linear.value_head_dim
     )
-
-
-CONV_KERNEL = 4  # tokens that the convolution spans; core 0.19 builds no other
 
 
 def _mamba(shape: ModelShape, mamba: Mamba) -> int:

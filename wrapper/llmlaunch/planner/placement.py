@@ -10,8 +10,8 @@ import numpy as np
 
 from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters, trained_parameters
 from llmlaunch.placement.search import place

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.layout import Layout
+from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimator import RankEstimate, estimate
-from llmlaunch.memory.facts import constant
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.planner.fallbacks import find_fallbacks

@@ -17,7 +17,7 @@ from llmlaunch.models.linears import (
     mamba_linears,
     mlp_linears,
 )
-from llmlaunch.models.parameters import CONV_KERNEL
+from llmlaunch.models.mamba import CONV_KERNEL
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.timing.products import (

@@ -16,8 +16,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.recurrent import DELTA_CHUNK, MAMBA_CHUNK
 from llmlaunch.models.kinds import kind_shares
-from llmlaunch.models.mamba import Mamba
-from llmlaunch.models.parameters import CONV_KERNEL
+from llmlaunch.models.mamba import CONV_KERNEL, Mamba
 from llmlaunch.models.shape import LinearAttention, ModelShape
 from llmlaunch.timing.compressed import compressed_scores
 from llmlaunch.timing.exchange import context_ring

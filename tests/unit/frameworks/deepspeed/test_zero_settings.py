@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.stated_zero import stated_settings
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings, settings_of_record
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.states import States, states
 from llmlaunch.models.parameters import count_parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable
 from llmlaunch.frameworks.base import Rendered, Space, refuse_unmet, refuse_what_ifs, unrendered
 from llmlaunch.frameworks.bridge.overrides import classed_overrides
@@ -22,7 +23,6 @@ from llmlaunch.frameworks.megatron.backend import (
 from llmlaunch.frameworks.megatron.number_formats import number_record
 from llmlaunch.frameworks.megatron.rules import rules_for
 from llmlaunch.layout import Layout, Rule
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_BRIDGE
 

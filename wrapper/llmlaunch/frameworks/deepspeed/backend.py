@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from itertools import product
 
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable, Word, command_words, expands_segments, refuse_repeats
 from llmlaunch.frameworks.base import (
     Rendered,
@@ -49,7 +50,6 @@ from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings, recorded_
 from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.frameworks.logs import any_script_lines, deepspeed_lines
 from llmlaunch.layout import Layout, Rule
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.trainers import TRAINER_MODULES

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from llmlaunch.facts import NONE, FusedLoss, GradientLife, HostFacts, LayerKernels, MemoryFacts
 from llmlaunch.frameworks.deepspeed.zero_settings import DEFAULT_SETTINGS, FP32_STATES, ZeroSettings
-from llmlaunch.memory.facts import NONE, FusedLoss, GradientLife, HostFacts, LayerKernels, MemoryFacts, constant
+from llmlaunch.memory.constants import constant
 from llmlaunch.models.shape import CLAMPED, ModelShape
 from llmlaunch.workload import ELEMENT_BYTES
 

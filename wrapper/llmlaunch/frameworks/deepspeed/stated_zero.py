@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
+from llmlaunch.facts import Gathering
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_number, own_setting
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS
 from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES, DEFAULT_GATHERING, FP32_STATES, ZeroSettings
 from llmlaunch.layout import Rule, Situation
-from llmlaunch.memory.facts import Gathering
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["setting_rules", "stated_settings"]

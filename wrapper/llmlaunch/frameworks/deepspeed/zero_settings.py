@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from llmlaunch.memory.facts import Gathering
+from llmlaunch.facts import Gathering
 
 __all__ = [
     "BF16_STATES",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmlaunch.errors import UserError
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.argument import (
     ALLOCATOR_SETTINGS,
     ENVIRONMENT_REASONS,
@@ -31,7 +32,6 @@ from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE, asks_for_shardin
 from llmlaunch.frameworks.megatron.techniques import technique_environment
 from llmlaunch.frameworks.megatron.versions import rendered_arguments
 from llmlaunch.layout import Layout, Rule
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llmlaunch.memory.facts import DEFAULT_GROUPS, FullSharding, HostFacts, MemoryFacts, Quantized, constant
+from llmlaunch.facts import DEFAULT_GROUPS, FullSharding, HostFacts, MemoryFacts, Quantized
+from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats
 
 __all__ = ["FP32_ROUTER_EXPERTS", "FUSED_LOSSES", "LOSSES", "MegatronOptions", "megatron_facts", "megatron_fsdp_facts"]

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import BoolColumn
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.kinds import part_kinds
 from llmlaunch.models.linears import Linear, attention_linears, delta_linears, latent_linears, mamba_linears
 from llmlaunch.models.shape import ModelShape

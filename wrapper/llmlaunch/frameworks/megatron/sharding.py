@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
+from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.base import Requirement, StateTechniques
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_fsdp_facts
 from llmlaunch.layout import Rule, Situation
-from llmlaunch.memory.facts import MemoryFacts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 

@@ -8,8 +8,7 @@ from typing import Any
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.huggingface.keys import DEEPSEEK_ROUTER, MAMBA, NEMOTRON_DECODER, NEMOTRON_EXPERTS, read_keys
 from llmlaunch.models.huggingface.reader import ConfigReader, short
-from llmlaunch.models.mamba import PARTS, Mamba
-from llmlaunch.models.parameters import CONV_KERNEL
+from llmlaunch.models.mamba import CONV_KERNEL, PARTS, Mamba
 from llmlaunch.models.shape import SQUARED, ModelShape, MoeShape, Router
 
 __all__ = ["LETTERS", "NEMOTRON_H", "nemotron_h"]

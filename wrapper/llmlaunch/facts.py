@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from functools import cache
-from pathlib import Path
 
 from llmlaunch.frozen import frozen
 
@@ -19,7 +16,6 @@ __all__ = [
     "LayerKernels",
     "MemoryFacts",
     "Quantized",
-    "constant",
 ]
 
 
@@ -312,14 +308,3 @@ class MemoryFacts:
     def linear_input_bytes(self) -> float:
         """Bytes per element of what a linear saves of its input."""
         return self.activation_bytes if self.quantized is None else self.quantized.input_bytes
-
-
-@cache
-def _table() -> dict[str, dict[str, float | str]]:
-    table: dict[str, dict[str, float | str]] = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
-    return table
-
-
-def constant(name: str) -> float:
-    """A constant by name, in the unit its name ends in. Raises KeyError for a name that is not in the file."""
-    return float(_table()[name]["value"])

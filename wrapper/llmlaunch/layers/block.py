@@ -1,0 +1,135 @@
+"""What every kind of block says of itself.
+
+A block sees no rank, no pipeline and no data parallelism: its results are columns over splits, for one device and one
+micro-batch. To add a kind of block is to write one of these, and to name it where a model's shape has it (`model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.layers.matrix import Matrix, Vector
+
+__all__ = ["FP32_BYTES", "AdapterGroup", "Behind", "Block", "Parameters", "Saved", "Tensors", "stream_bytes"]
+
+FP32_BYTES = 4.0  # statistics of norms and of the softmax
+
+
+@frozen
+class Saved:
+    """One tensor that a layer saves for its backward pass: its bytes, the modules of selective recompute that free it,
+    and the modules whose offload moves it to the host, by Megatron's names (`--recompute-modules`,
+    `--offload-modules`). One `with_module` exists only where that module is recomputed. `read_by` are the parts of
+    matrices that alone read it; empty where something else reads it, too."""
+
+    bytes: FloatColumn
+    freed_by: tuple[str, ...] = ()
+    moved_by: tuple[str, ...] = ()
+    with_module: str | None = None
+    read_by: tuple[str, ...] = ()
+
+
+Tensors = Mapping[str, Saved]
+
+
+@frozen
+class Parameters:
+    """Parameter counts on one device. Those of experts are apart, because other ranks share them."""
+
+    dense: Size = 0.0
+    expert: Size = 0.0
+
+    def __add__(self, other: Parameters) -> Parameters:
+        return Parameters(self.dense + other.dense, self.expert + other.expert)
+
+
+@frozen
+class Behind:
+    """What has run backward before a block does, and is free by then: the tensors of later branches of its layer, and
+    what the rank's last layer kept where that is of another kind, in models whose layers have one branch each."""
+
+    later: Callable[[], FloatColumn]
+    last_layer: Size = 0.0
+
+
+@frozen
+class AdapterGroup:
+    """Linear layers whose adapters' tensors are freed together: the name of what they save, the tokens that pass
+    through them, and whether these are those of the residual stream, which a norm keeps split."""
+
+    name: str
+    matrices: tuple[Matrix, ...]
+    tokens: FloatColumn
+    freed_by: tuple[str, ...] = ()
+    of_stream: bool = True
+
+
+class Block:
+    """A kind of block. What a kind does not say is nothing."""
+
+    hidden: int  # columns of the residual stream
+    role: str = ""  # its norms' tensors are named after it
+    norm_freed_by: tuple[str, ...] = ()  # modules of selective recompute that free the output of the norm before it
+    norm_moved_by: tuple[str, ...] = ()  # modules whose offload moves the input of that norm
+    norm_output_moved_by: tuple[str, ...] = ()
+    norm_read_by: tuple[str, ...] = ()  # parts of matrices that read the output of that norm
+    repeated_modules: tuple[str, ...] = ()  # modules of selective recompute whose tensors are all back at once
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The block's matrices, in the order in which a forward pass reads them."""
+        return ()
+
+    @cached_property
+    def vectors(self) -> tuple[Vector, ...]:
+        """The block's parameters that are no matrices, biases of these aside."""
+        return ()
+
+    def more_vectors(self, c: LayerColumns) -> Size:
+        """Return parameters that the block has in some frameworks alone."""
+        return 0.0
+
+    def saved(self, c: LayerColumns) -> dict[str, Saved]:
+        """Return the tensors that the block saves, those of its norm aside."""
+        return {}
+
+    def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
+        """Return the bytes alive while the block runs backward, beside the gradient of the residual stream, less what
+        is free by then. `own` are the tensors of its layer."""
+        return 0.0
+
+    def forward(self, c: LayerColumns) -> Size:
+        """Return the bytes alive in the block's forward pass beside all that is saved."""
+        return 0.0
+
+    def norm_backward(self, c: LayerColumns) -> Size:
+        """Return the bytes alive while an unfused norm before the block runs backward, less what the block has let go
+        of."""
+        return 0.0
+
+    def adapter_groups(self, c: LayerColumns) -> tuple[AdapterGroup, ...]:
+        """Return the linear layers of Megatron core beside which adapters may stand."""
+        return (AdapterGroup(f"{self.role}_adapters", self.matrices, c.tokens),)
+
+    def parameters(self, c: LayerColumns) -> Parameters:
+        """Return the block's parameters on a device."""
+        dense: Size = self.more_vectors(c)
+        expert: Size = 0.0
+        for vector in self.vectors:
+            dense = dense + vector.on_device(c)
+        for matrix in self.matrices:
+            count = matrix.count_on_device(c) * (matrix.elements_on_device(c) + matrix.biases_on_device(c))
+            if matrix.of_experts:
+                expert = expert + count
+            else:
+                dense = dense + count
+        return Parameters(dense, expert)
+
+
+def stream_bytes(c: LayerColumns, width: float) -> FloatColumn:
+    """Return the bytes of the residual stream of a micro-batch, so many columns wide: a layer's input."""
+    return c.tokens * c.facts.residual_bytes * width / c.sequence_split

@@ -1,0 +1,90 @@
+"""What a block of a layer may look at: sizes of splits as floats, the facts of the framework, the techniques."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from llmlaunch.columns import BoolColumn, FloatColumn
+from llmlaunch.facts import MemoryFacts
+from llmlaunch.frozen import frozen
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.techniques import Techniques
+
+__all__ = ["DEFAULT_MODULES", "SPLIT_FIELDS_OF_A_LAYER", "LayerColumns", "Size"]
+
+Size = float | FloatColumn
+
+# what one layer of a split depends on, of the split: a layer sees no pipeline and no data size
+SPLIT_FIELDS_OF_A_LAYER = ("tensor", "context", "expert", "expert_tensor", "micro_batch_size", "sequence_parallel")
+DEFAULT_MODULES = ("core_attn",)  # of selective recompute
+
+
+@frozen
+class LayerColumns:
+    """One row for each split of `layouts`, on one device and for one micro-batch."""
+
+    facts: MemoryFacts
+    techniques: Techniques
+    sequence_length: int
+    layouts: LayoutColumns
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    @cached_property
+    def tensor(self) -> FloatColumn:
+        """The tensor-parallel size."""
+        return self.layouts.tensor.astype(np.float64)
+
+    @cached_property
+    def expert(self) -> FloatColumn:
+        """The expert-parallel size."""
+        return self.layouts.expert.astype(np.float64)
+
+    @cached_property
+    def expert_tensor(self) -> FloatColumn:
+        """The expert-tensor-parallel size."""
+        return self.layouts.expert_tensor.astype(np.float64)
+
+    @cached_property
+    def tokens(self) -> FloatColumn:
+        """Tokens of one micro-batch on one context-parallel rank."""
+        return self.sequence_length * self.layouts.micro_batch_size / self.layouts.context
+
+    @cached_property
+    def sequence_split(self) -> FloatColumn:
+        """Divisor of norms, residuals and dropout: the tensor-parallel size with sequence parallelism, else 1."""
+        return np.where(self.layouts.sequence_parallel > 0, self.tensor, 1.0)
+
+    @cached_property
+    def stream_tokens(self) -> FloatColumn:
+        """Tokens of the residual stream on one device."""
+        return self.tokens / self.sequence_split
+
+    def zeros(self) -> FloatColumn:
+        """Return a column of zeros."""
+        return np.zeros(len(self))
+
+    def recomputes(self, module: str) -> bool | BoolColumn:
+        """Whether selective recompute takes `module`: of all layouts alike, or a column where they differ in it."""
+        layouts = self.layouts
+        if layouts.modules is None:
+            return module in (self.techniques.recompute_modules or DEFAULT_MODULES)
+        return self._in_sets([module in (modules.recompute or DEFAULT_MODULES) for modules in layouts.module_sets])
+
+    def offloads(self, module: str) -> bool | BoolColumn:
+        """Whether the activations of `module` wait in host memory: of all layouts alike, or a column where they
+        differ."""
+        layouts = self.layouts
+        if layouts.modules is None:
+            return module in self.techniques.offload_modules
+        return self._in_sets([module in modules.offload for modules in layouts.module_sets])
+
+    def _in_sets(self, holds: list[bool]) -> bool | BoolColumn:
+        if all(holds) or not any(holds):
+            return holds[0]
+        assert self.layouts.modules is not None
+        column: BoolColumn = np.array(holds)[self.layouts.modules]
+        return column

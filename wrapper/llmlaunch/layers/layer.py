@@ -1,0 +1,134 @@
+"""Branches and layers: how blocks are put together.
+
+A layer is a tuple of residual branches. A branch is a norm, one block or several side by side that read its output,
+perhaps a norm behind them, and the residual sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property, reduce
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.layers.adapters import beside_adapters, sampled
+from llmlaunch.layers.block import FP32_BYTES, Block, Parameters, Saved
+from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.layers.matrix import Matrix
+
+__all__ = ["Branch", "Layer"]
+
+
+@frozen
+class Branch:
+    """One residual branch: the norm before it, the blocks, perhaps a norm behind them. `norm_parameters` are those of
+    one norm as wide as the residual stream. `mixing_parameters` mix several `streams` before and behind the blocks."""
+
+    hidden: int
+    blocks: tuple[Block, ...]
+    norm_parameters: float
+    post_norm: bool = False
+    dropout: bool = False
+    streams: int = 1
+    mixing_parameters: float = 0.0
+
+    @property
+    def role(self) -> str:
+        """What the names of its norms' tensors begin with."""
+        return self.blocks[0].role
+
+    @cached_property
+    def norms(self) -> int:
+        """Norms as wide as the residual stream."""
+        return 2 if self.post_norm else 1
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The matrices of all its blocks."""
+        return tuple(matrix for block in self.blocks for matrix in block.matrices)
+
+    @property
+    def stream_width(self) -> int:
+        """Columns of all residual streams together."""
+        return self.streams * self.hidden
+
+    def parameters(self, c: LayerColumns) -> Parameters:
+        """Return the parameters on a device, those of norms and of the mixing of streams among them."""
+        own = Parameters(self.norms * self.norm_parameters + self.mixing_parameters)
+        return reduce(Parameters.__add__, (block.parameters(c) for block in self.blocks), own)
+
+    def saved(self, c: LayerColumns) -> dict[str, Saved]:
+        """Return the tensors of norms, of the mixing of streams and of all blocks."""
+        tensors = self._norm_tensors(c)
+        if self.streams > 1:
+            tensors[f"{self.role}_streams"] = Saved(self._mixed_bytes(c))
+        for block in self.blocks:
+            tensors |= block.saved(c)
+        return sampled(c, beside_adapters(c, self.blocks, tensors))
+
+    def _norm_tensors(self, c: LayerColumns) -> dict[str, Saved]:
+        """A norm keeps its input and statistics, the linear after it the output; dropout before the norm keeps a
+        mask. What a norm behind the blocks puts out is only added (Gemma 2)."""
+        facts, role = c.facts, self.role
+
+        def tags(name: str) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(each for block in self.blocks for each in getattr(block, name)))
+
+        mask = float(self.hidden) if self.dropout else 0.0
+        per_token = (facts.residual_bytes + facts.norm_extra_bytes) * self.hidden + FP32_BYTES
+        output = c.tokens if facts.gathered_inputs_kept else c.stream_tokens
+        tensors = {
+            f"{role}_norm_input": Saved(c.stream_tokens * (per_token + mask), moved_by=tags("norm_moved_by")),
+            f"{role}_norm_output": Saved(
+                output * facts.linear_input_bytes * self.hidden,
+                freed_by=tags("norm_freed_by"),
+                moved_by=tags("norm_output_moved_by"),
+                read_by=tags("norm_read_by"),
+            ),
+        }
+        if self.post_norm:
+            tensors[f"{role}_post_norm_input"] = Saved(c.stream_tokens * per_token)
+        return tensors
+
+    def _mixed_bytes(self, c: LayerColumns) -> FloatColumn:
+        """The mixing of residual streams around one block saves all of them, what the block puts out, and the weights
+        of the mixing. Unfused, the projection that makes those reads a copy in fp32 (core/transformer/
+        hyper_connection.py, Megatron-LM d48bd6be)."""
+        e = c.facts.activation_bytes
+        weights = (FP32_BYTES + e) * self.streams * (self.streams + 2) + FP32_BYTES * self.streams**2
+        return c.tokens * ((e + c.facts.stream_copy_bytes) * self.stream_width + e * self.hidden + weights)
+
+    def mixing_backward(self, c: LayerColumns) -> Size:
+        """Return the gradients of all streams that are summed behind a block: of the residual, of what went into the
+        block and of the weights; the first of them is counted as the stream's own."""
+        return 3.0 * c.facts.activation_bytes * c.tokens * self.stream_width if self.streams > 1 else 0.0
+
+
+@frozen
+class Layer:
+    """One layer of a model."""
+
+    branches: tuple[Branch, ...]
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of all branches, in order."""
+        return tuple(block for branch in self.branches for block in branch.blocks)
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The matrices of all blocks, in order."""
+        return tuple(matrix for block in self.blocks for matrix in block.matrices)
+
+    @cached_property
+    def is_mixture(self) -> bool:
+        """Whether some of its matrices are those of experts."""
+        return any(matrix.of_experts for matrix in self.matrices)
+
+    def parameters(self, c: LayerColumns) -> Parameters:
+        """Return the parameters on a device."""
+        return reduce(Parameters.__add__, (branch.parameters(c) for branch in self.branches))
+
+    def blocks_of(self, kind: type[Block]) -> Iterator[Block]:
+        """Yield the blocks of one kind."""
+        return (block for block in self.blocks if isinstance(block, kind))

@@ -1,0 +1,222 @@
+"""A mixture of experts in place of a layer's MLP: router, exchanges of tokens, experts, shared expert."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.layers.adapters import fused_adapted
+from llmlaunch.layers.block import FP32_BYTES, AdapterGroup, Behind, Block, Saved, Tensors
+from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.layers.matrix import NEITHER, Matrix, Part
+from llmlaunch.layers.mlp import mlp_backward, mlp_matrices, projected_bytes
+from llmlaunch.layout import RECOMPUTE_SELECTIVE
+
+__all__ = ["Mixture"]
+
+FUSED_ROWS = 256.0  # of a tile of experts that are one kernel (moe_utils.py get_align_size_for_quantization)
+MOE, ACTIVATION, SHARED = ("moe",), ("moe", "moe_act"), ("moe", "shared_experts")
+
+
+@frozen
+class Mixture(Block):
+    """Experts of `width` columns, of which a token goes to `topk`; tokens are projected to `latent` columns before,
+    where that is not None. `all_scored`: scores of all experts are kept; `weighted_inputs`: they weigh what experts
+    take in. `squared` and `clamped` name activation functions."""
+
+    hidden: int
+    experts: int
+    topk: int
+    width: int
+    gated: bool = True
+    squared: bool = False
+    clamped: bool = False
+    shared_width: int = 0
+    shared_gate: bool = False
+    latent: int | None = None
+    bias: bool = False
+    all_scored: bool = False
+    weighted_inputs: bool = False
+    capacity_factor: float | None = None
+    role = "mlp"
+    norm_freed_by = ("layernorm",)
+    norm_moved_by = ("mlp_norm",)
+    norm_read_by = ("gate_proj", "up_proj")
+    repeated_modules = ("moe", "moe_act")
+
+    @property
+    def outer(self) -> int:
+        """Columns that an expert takes in and puts out."""
+        return self.hidden if self.latent is None else self.latent
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Router, the shared expert's gate, projections to and from latents, which are whole on every device
+        (core/transformer/moe/moe_layer.py, core 0.19), experts and shared expert."""
+        return (*self.routing_matrices, *self.latent_matrices, *self.expert_matrices, *self.shared_matrices)
+
+    @cached_property
+    def routing_matrices(self) -> tuple[Matrix, ...]:
+        """The router, and the gate of the shared expert."""
+        h = float(self.hidden)
+        router = Matrix(h, (Part("", float(self.experts)),), NEITHER, bias=self.bias, linear=False, narrow=False)
+        gate = Matrix(h, (Part("", 1.0),), NEITHER, linear=False, narrow=False)
+        return (router, gate) if self.shared_gate else (router,)
+
+    @cached_property
+    def latent_matrices(self) -> tuple[Matrix, ...]:
+        """Projections to and from what experts take in."""
+        if self.latent is None:
+            return ()
+        h, latent = float(self.hidden), float(self.latent)
+        return Matrix(h, (Part("", latent),), NEITHER), Matrix(latent, (Part("", h),), NEITHER)
+
+    @cached_property
+    def expert_matrices(self) -> tuple[Matrix, ...]:
+        """Both matrices of all experts."""
+        return mlp_matrices(self.outer, self.width, self.gated, self.bias, self.experts, True, self.topk)
+
+    @cached_property
+    def shared_matrices(self) -> tuple[Matrix, ...]:
+        """Both matrices of the shared expert."""
+        return mlp_matrices(self.hidden, self.shared_width, self.gated, self.bias) if self.shared_width else ()
+
+    def balanced_tokens(self, c: LayerColumns) -> FloatColumn:
+        """Return topk times the tokens of a device: what its experts see of equally shared ones."""
+        return c.tokens * self.topk / c.sequence_split
+
+    def routed_tokens(self, c: LayerColumns) -> FloatColumn:
+        """Return the tokens that the experts of one device see: topk of each when routing is balanced; with a capacity
+        factor, experts are padded up to it and drop what exceeds it (megatron/core/transformer/moe/moe_utils.py, core
+        0.19). A device's experts may have a fixed number of rows together, whole tiles of them (token_dispatcher.py
+        _HybridEPManager.setup_metadata, core 0.19)."""
+        routed = self.balanced_tokens(c)
+        room = c.techniques.expert_rank_capacity_factor
+        if room is not None:  # rows, most of them with tokens
+            return np.ceil(np.floor(room * routed) / FUSED_ROWS) * FUSED_ROWS
+        if self.capacity_factor is not None and self.capacity_factor > 0:
+            return routed * self.capacity_factor
+        return routed * c.facts.expert_imbalance
+
+    def gathered_tokens(self, c: LayerColumns) -> FloatColumn:
+        """Return the tokens that a device holds at once when the dispatcher gathers all tokens of the expert ranks
+        instead of exchanging them (`--moe-token-dispatcher-type allgather`,
+        megatron/core/transformer/moe/token_dispatcher.py, core 0.19)."""
+        if c.techniques.token_dispatcher != "allgather":
+            return c.zeros()
+        ranks = c.layouts.expert * c.layouts.expert_tensor
+        return np.where(ranks > 1, c.stream_tokens * ranks, 0.0)
+
+    def saved(self, c: LayerColumns) -> dict[str, Saved]:
+        """A mixture routes topk copies of every token. Expert-tensor parallelism gathers the tokens of its group and
+        splits the width: only the inputs grow. What comes back in latents is the input of the projection behind the
+        experts, narrower where linears are. Where scores weigh what experts take in, their gradient reads what was not
+        weighed yet."""
+        facts, n, split, routed, outer = c.facts, c.tokens, c.sequence_split, self.routed_tokens(c), self.outer
+        e, w, etp = facts.activation_bytes, facts.linear_input_bytes, c.layouts.expert_tensor
+        width, shared = routed * self.width, n * self.shared_width / c.tensor
+        first, second = ("gate_proj", "up_proj"), ("down_proj",)
+        routing = (self._routing_bytes(c) + facts.router_input_bytes * self.hidden) / split
+        tensors = {"moe_router": Saved(n * routing, MOE)}
+        if self.latent is not None:
+            tensors["moe_latents"] = Saved(n * w * outer / split, MOE)
+        tensors["expert_fc1_input"] = Saved(routed * w * outer * etp, MOE, ("expert_fc1",), read_by=first)
+        if self.weighted_inputs:
+            tensors["expert_unweighted"] = Saved(routed * e * outer)
+        columns = projected_bytes(c, self.gated) + self._scaled_bytes(c)
+        tensors["expert_fc1_output"] = Saved(width * columns, MOE, ("moe_act",))
+        tensors["expert_fc2_input"] = Saved(width * w, ACTIVATION, read_by=second)
+        if self.clamped:
+            tensors["expert_clamped"] = Saved(width * facts.clamped_activation_bytes, ACTIVATION)
+        tensors["moe_permuted_output"] = Saved(routed * self._combined_bytes(c) * outer * etp, MOE)
+        tensors["shared_fc1_output"] = Saved(shared * projected_bytes(c, self.gated), SHARED)
+        tensors["shared_fc2_input"] = Saved(shared * w, SHARED, read_by=second)
+        if self.shared_gate:
+            tensors["shared_expert_output"] = Saved(n * e * self.hidden / split)
+        return tensors
+
+    def _routing_bytes(self, c: LayerColumns) -> float:
+        """Bytes per token of scores, probabilities and of the order experts take tokens in."""
+        return (c.facts.router_bytes + c.facts.router_scores_bytes * self.all_scored) * self.experts
+
+    def _scaled_bytes(self, c: LayerColumns) -> float:
+        """Experts multiply their activation by the router's probability: fused for a gated one, else the unscaled
+        activation is kept as well (megatron/core/transformer/mlp.py and moe/experts.py, core 0.12 to 0.19). A squared
+        ReLU has a kernel of its own (fusions/fused_weighted_squared_relu.py)."""
+        fused = (self.gated and c.facts.gated_activation_fused) or self.squared
+        return 0.0 if fused or c.facts.expert_output_weighted else c.facts.activation_bytes
+
+    def _combined_bytes(self, c: LayerColumns) -> float:
+        """Bytes per (routed token x hidden element) of what experts put out, kept where it is weighed or combined."""
+        return c.facts.combine_bytes + (c.facts.activation_bytes if c.facts.expert_output_weighted else 0.0)
+
+    def adapter_groups(self, c: LayerColumns) -> tuple[AdapterGroup, ...]:
+        """Return the linear layers of the shared expert and those of experts."""
+        routed = self.routed_tokens(c) * c.layouts.expert_tensor
+        experts = AdapterGroup("expert_adapters", self.expert_matrices, routed, MOE, of_stream=False)
+        if not self.shared_width:
+            return (experts,)
+        return AdapterGroup("shared_adapters", self.shared_matrices, c.tokens, SHARED), experts
+
+    def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
+        """The worst of the experts' steps and of an exchange, which holds the permuted copy, the exchanged one and the
+        sorted one (traced); where tokens are gathered, the permuted copy and one of all of them."""
+        e, routed = c.facts.activation_bytes, self.routed_tokens(c)
+        inputs = routed * self.outer * c.layouts.expert_tensor
+        width = routed * self.width * (1.0 / c.techniques.mlp_chunks)
+        matrices = [each.count_on_device(c) * each.elements_on_device(c) for each in self.expert_matrices]
+        experts = mlp_backward(c, self.gated, width, inputs, matrices, self._activation_again(c))
+        gathered = self.gathered_tokens(c)
+        exchanged = e * self.outer * np.where(gathered > 0, routed + gathered, 3.0 * routed)
+        return np.maximum(experts, exchanged)
+
+    def _activation_again(self, c: LayerColumns) -> Size:
+        """Return 1 where experts' activations are recomputed, which keeps them until the activation has run backward
+        (megatron/core/tensor_parallel/random.py CheckpointWithoutOutput, core 0.19; traced)."""
+        again = c.recomputes("moe_act")
+        return np.where((c.layouts.recompute == RECOMPUTE_SELECTIVE) & again, 1.0, 0.0) if np.any(again) else 0.0
+
+    def forward(self, c: LayerColumns) -> Size:
+        """The tokens on their way to the experts and back, and what adapters add."""
+        return np.asarray(np.maximum(self._exchanged(c), self._adapted(c)))
+
+    def _exchanged(self, c: LayerColumns) -> Size:
+        """Return the tokens on their way, which stay alive until all of that is done: permuted, exchanged, output by
+        the experts, and sorted again where there are several; before that, where experts have biases, the output with
+        its bias, expert by expert and put together; over expert-tensor ranks this rank's part of the sum, and where the
+        router computes in fp32 a copy of all their tokens in that type. The shared expert's output comes on top, and
+        what experts take in where they are frozen and nothing keeps it. DeepEP makes what it received, at most every
+        routed copy, and permutes it, and both again behind the experts; HybridEP sends from and to its buffers
+        (megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher, core 0.19; traced)."""
+        facts, e, lay, techniques = c.facts, c.facts.activation_bytes, c.layouts, c.techniques
+        flex = techniques.token_dispatcher == "flex"
+        if not facts.exchanges_held or techniques.token_dispatcher == "allgather":
+            return 0.0
+        routed, over = self.routed_tokens(c), (lay.expert_tensor > 1) & (not flex)
+        gathered = routed * lay.expert_tensor
+        output = 3.0 if self.bias else 1.0 + (self.experts > lay.expert)
+        narrow = routed * (1.0 + (lay.expert > 1)) + gathered * output
+        if flex:
+            narrow = gathered * (2.0 if techniques.flex_backend == "hybridep" else 4.0)
+        shared = c.tokens / c.sequence_split * (self.shared_width > 0)
+        adapters = techniques.adapters
+        narrow = narrow + gathered * (adapters is not None and "up_proj" not in adapters.targets)
+        wide = FP32_BYTES * (gathered + routed) if self.experts >= facts.fp32_router_experts else e * routed
+        return np.asarray(self.outer * (e * narrow + wide * over) + e * self.hidden * shared)
+
+    def _adapted(self, c: LayerColumns) -> Size:
+        """Return what the experts' linears add in the forward pass, as those of an MLP do; their tokens are there
+        permuted and exchanged, too, and an activation that is computed again is still there (traced)."""
+        adapters = c.techniques.adapters
+        if adapters is None or not c.facts.adapters_fused:
+            return 0.0
+        names = {matrix.fused for matrix in fused_adapted(self.expert_matrices, adapters)}
+        first, second = float("linear_fc1" in names), float("linear_fc2" in names)
+        each = first * (2.0 * (2.0 if self.gated else 1.0) - second)
+        again = self.width * self._activation_again(c)
+        own = np.maximum(each * self.width, second * (3.0 * self.outer + again))
+        there = np.where(own > 0, self.outer * (1.0 + (c.layouts.expert > 1)), 0.0)
+        return np.asarray(c.facts.activation_bytes * self.routed_tokens(c) * (own + there))

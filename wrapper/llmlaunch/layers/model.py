@@ -1,0 +1,272 @@
+"""A model as a run-length list of layers: the one place that makes blocks of a model's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cache, cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from llmlaunch.columns import IntColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.layers.attention import Attention, Window
+from llmlaunch.layers.block import Block
+from llmlaunch.layers.delta_net import DeltaNet
+from llmlaunch.layers.latent_attention import LatentAttention
+from llmlaunch.layers.layer import Branch, Layer
+from llmlaunch.layers.mamba import Mamba2
+from llmlaunch.layers.mixture import Mixture
+from llmlaunch.layers.mlp import Mlp
+from llmlaunch.layers.pooled_attention import PooledAttention
+from llmlaunch.layers.sparse_attention import SparseAttention
+from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape
+
+__all__ = ["Model", "model_of", "norm_parameters", "stream_contraction", "stream_mixing"]
+
+
+@frozen
+class Model:
+    """The different layers of a model (`kinds`), the kind of each decoder layer (`order`), and those of the layers of
+    one multi-token-prediction module (`predicts`): of a pattern of its own, or one like the model's last
+    (megatron/core/transformer/multi_token_prediction.py, core 0.19)."""
+
+    kinds: tuple[Layer, ...]
+    order: tuple[int, ...]
+    predicts: tuple[int, ...] = ()
+
+    @property
+    def runs(self) -> tuple[tuple[Layer, int], ...]:
+        """The layers in order, and how many times each follows itself."""
+        return tuple((self.kinds[kind], len(list(run))) for kind, run in groupby(self.order))
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many decoder layers are of each kind."""
+        return tuple(self.order.count(kind) for kind in range(len(self.kinds)))
+
+    @cached_property
+    def before(self) -> tuple[IntColumn, ...]:
+        """How many layers of each kind come before each decoder layer, and before the end."""
+        order = np.array(self.order)
+        return tuple(np.concatenate([[0], np.cumsum(order == kind)]) for kind in range(len(self.kinds)))
+
+    @cached_property
+    def layers_are_branches(self) -> bool:
+        """Whether layers have one branch each, so that nothing in a layer runs backward before its block."""
+        return any(len(layer.branches) == 1 for layer in self.kinds)
+
+    @cached_property
+    def classes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The kinds of decoder layers that are no mixtures, and those that are."""
+        there = [kind for kind, count in enumerate(self.counts) if count]
+        mixtures = tuple(kind for kind in there if self.kinds[kind].is_mixture)
+        return tuple(kind for kind in there if kind not in mixtures), mixtures
+
+
+def norm_parameters(shape: ModelShape) -> float:
+    """Return the parameters of a norm as wide as the residual stream."""
+    return float(shape.hidden_size * _norm_vectors(shape))
+
+
+def _norm_vectors(shape: ModelShape) -> int:
+    return 1 if shape.normalization == "RMSNorm" else 2
+
+
+def stream_mixing(shape: ModelShape) -> int:
+    """Return the parameters of what mixes residual streams around one block: a projection of all of them with its bias,
+    and three scales; 0 for one stream (modeling_deepseek_v4.py DeepseekV4HyperConnection; core/transformer/
+    hyper_connection.py)."""
+    streams = shape.residual_streams
+    mixed = streams * (streams + 2)
+    return mixed * (shape.stream_width + 1) + 3 if streams > 1 else 0
+
+
+def stream_contraction(shape: ModelShape) -> int:
+    """Return the parameters of what makes one stream of several behind the last layer; 0 for one stream."""
+    streams = shape.residual_streams
+    return streams * (shape.stream_width + 1) + 1 if streams > 1 else 0
+
+
+@cache
+def model_of(shape: ModelShape) -> Model:
+    """Return the layers of a shape."""
+    layers = tuple(_layer(shape, mixer, mlp) for mixer, mlp in _decoder_parts(shape))
+    predicts = tuple(_layer(shape, mixer, mlp) for mixer, mlp in _prediction_parts(shape))
+    kinds = tuple(dict.fromkeys((*layers, *predicts)))
+    return Model(kinds, tuple(map(kinds.index, layers)), tuple(map(kinds.index, predicts)))
+
+
+Parts = tuple[Block | None, Block | None]  # what a layer has in the places of attention and of the MLP
+
+
+def _decoder_parts(shape: ModelShape) -> list[Parts]:
+    if shape.mamba is not None:
+        return [_lettered(shape, letter) for letter in shape.mamba.pattern]
+    pattern = shape.moe.layer_pattern if shape.moe is not None else (0,) * shape.num_layers
+    return [(_mixer(shape, at), _mixture(shape) if mixture else _mlp(shape)) for at, mixture in enumerate(pattern)]
+
+
+def _prediction_parts(shape: ModelShape) -> Sequence[Parts]:
+    if not shape.mtp_num_layers:
+        return ()
+    if shape.mamba is not None:
+        return [_lettered(shape, letter) for letter in shape.mamba.mtp_pattern or ""]
+    mixer, mlp = _decoder_parts(shape)[-1]
+    # a layer for multi-token prediction pools nothing (Megatron-Bridge 067f987d, models/deepseek/deepseek_v4_bridge.py
+    # _dsv4_compress_ratios)
+    return [(_pooled(shape, 0) if shape.compressed_attention is not None else mixer, mlp)]
+
+
+def _lettered(shape: ModelShape, letter: str) -> Parts:
+    """Return the one block of a layer by its letter (`models.mamba.PARTS`)."""
+    if letter == "M":
+        return _mamba(shape), None
+    if letter == "*":
+        return _attention(shape, full=False), None
+    return None, _mixture(shape) if letter == "E" else _mlp(shape)
+
+
+def _layer(shape: ModelShape, mixer: Block | None, mlp: Block | None) -> Layer:
+    return Layer(
+        tuple(
+            Branch(
+                hidden=shape.hidden_size,
+                blocks=(block,),
+                norm_parameters=norm_parameters(shape),
+                post_norm=shape.post_norms,
+                dropout=shape.hidden_dropout > 0,
+                streams=shape.residual_streams,
+                mixing_parameters=float(stream_mixing(shape)),
+            )
+            for block in (mixer, mlp)
+            if block is not None
+        )
+    )
+
+
+def _mixer(shape: ModelShape, at: int) -> Block:
+    """Return what the layer at a place has for attention, or instead of it."""
+    linear, compressed, window = shape.linear_attention, shape.compressed_attention, shape.sliding_window
+    if linear is not None and shape.linear_pattern[at]:
+        return DeltaNet(
+            shape.hidden_size,
+            linear.num_key_heads,
+            linear.num_value_heads,
+            linear.key_head_dim,
+            linear.value_head_dim,
+            linear.conv_kernel,
+        )
+    if compressed is not None:
+        return _pooled(shape, compressed.ratios[at])
+    if shape.mla is not None:
+        return _latent(shape)
+    return _attention(shape, full=window is not None and window.full_every > 0 and not (at + 1) % window.full_every)
+
+
+def _attention(shape: ModelShape, full: bool) -> Attention:
+    """Return grouped-query attention; `full`: of a layer that sees everything, where others have a window (Gemma 4 has
+    other heads there)."""
+    window, norm = shape.sliding_window, None
+    if shape.qk_l2_norm:
+        norm = "l2"
+    elif shape.qk_layernorm:
+        norm = "all" if shape.qk_norm_of_all_heads else "head"
+    head_dim, groups = shape.head_dim, shape.num_query_groups
+    if full and window is not None:
+        head_dim, groups = window.full_head_dim or head_dim, window.full_query_groups or groups
+    return Attention(
+        hidden=shape.hidden_size,
+        heads=shape.num_attention_heads,
+        groups=groups,
+        head_dim=head_dim,
+        bias=shape.linear_bias or shape.qkv_bias,
+        output_bias=shape.linear_bias,
+        query_key_norm=norm,
+        value_norm=shape.value_norm,
+        keys_are_values=shape.keys_are_values and (full or window is None or not window.full_every),
+        sinks=shape.attention_sinks,
+        gate=shape.attention_gate,
+        rope=shape.position_embedding == "rope",
+        dropout=shape.attention_dropout > 0,
+        softcap=shape.attention_softcap is not None,
+        window=None if window is None or full else Window(window.tokens, window.chunked),
+        turned_beside_images=shape.vision is not None,
+        norm_vectors=_norm_vectors(shape),
+    )
+
+
+def _latent(shape: ModelShape) -> LatentAttention:
+    mla, indexer = shape.mla, shape.indexer
+    assert mla is not None
+    ordinary = LatentAttention(
+        hidden=shape.hidden_size,
+        heads=shape.num_attention_heads,
+        query_rank=mla.q_lora_rank,
+        key_value_rank=mla.kv_lora_rank,
+        head_dim=mla.qk_head_dim,
+        positions=mla.qk_pos_emb_head_dim,
+        value_head_dim=mla.v_head_dim,
+        norm_parameters=norm_parameters(shape),
+        norm_vectors=_norm_vectors(shape),
+        dropout=shape.attention_dropout > 0,
+        softcap=shape.attention_softcap is not None,
+        gate=shape.attention_gate,
+    )
+    if indexer is None:
+        return ordinary
+    values: dict[str, Any] = {field.name: getattr(ordinary, field.name) for field in fields(ordinary)}
+    return SparseAttention(**values, index_heads=indexer.heads, index_head_dim=indexer.head_dim, topk=indexer.topk)
+
+
+def _pooled(shape: ModelShape, ratio: int) -> PooledAttention:
+    compressed = shape.compressed_attention
+    assert compressed is not None
+    return PooledAttention(
+        hidden=shape.hidden_size,
+        heads=shape.num_attention_heads,
+        head_dim=shape.head_dim,
+        query_rank=compressed.q_lora_rank,
+        ratio=ratio,
+        window=compressed.window,
+        output_groups=compressed.output_groups,
+        output_rank=compressed.output_rank,
+        index_heads=compressed.index_heads,
+        index_head_dim=compressed.index_head_dim,
+        index_topk=compressed.index_topk,
+        norm_vectors=_norm_vectors(shape),
+    )
+
+
+def _mamba(shape: ModelShape) -> Mamba2:
+    mamba = shape.mamba
+    assert mamba is not None
+    return Mamba2(shape.hidden_size, mamba.num_heads, mamba.head_dim, mamba.state_size, mamba.groups)
+
+
+def _mlp(shape: ModelShape) -> Mlp:
+    return Mlp(shape.hidden_size, shape.ffn_hidden_size, shape.gated_mlp, shape.linear_bias)
+
+
+def _mixture(shape: ModelShape) -> Mixture:
+    moe = shape.moe
+    assert moe is not None
+    router = moe.router
+    return Mixture(
+        hidden=shape.hidden_size,
+        experts=moe.num_experts,
+        topk=moe.topk,
+        width=moe.ffn_hidden_size,
+        gated=shape.gated_mlp,
+        squared=shape.activation == SQUARED,
+        clamped=shape.activation == CLAMPED,
+        shared_width=moe.shared_expert_ffn_hidden_size,
+        shared_gate=moe.shared_expert_gate,
+        latent=moe.latent_size,
+        bias=shape.linear_bias,
+        all_scored=router.score_function != "softmax" or not router.normalize_topk,
+        weighted_inputs=router.weighted_inputs,
+        capacity_factor=moe.capacity_factor,
+    )

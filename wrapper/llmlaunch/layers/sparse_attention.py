@@ -1,0 +1,100 @@
+"""Latent attention to keys that an indexer chose (DeepSeek-V3.2, GLM-5)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.layers.attention import CORE, QKV
+from llmlaunch.layers.block import FP32_BYTES, Behind, Saved, Tensors
+from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.layers.latent_attention import UP_PROJECTION, LatentAttention
+from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
+
+__all__ = ["KERNEL_HEADS", "SparseAttention"]
+
+INDEX_BYTES = 4.0  # of the number of a key
+KERNEL_HEADS = 64.0  # a kernel of sparse attention takes no fewer on a device, and is given empty ones
+
+
+@frozen
+class SparseAttention(LatentAttention):
+    """Small `index_heads` score all keys, and each query attends to `topk` of them."""
+
+    index_heads: int = 0
+    index_head_dim: int = 0
+    topk: int = 0
+
+    @property
+    def latent(self) -> int:
+        """Columns of the queries' latent, of which the indexer makes its own queries."""
+        assert self.query_rank is not None
+        return self.query_rank
+
+    @property
+    def index_width(self) -> int:
+        """Columns of the indexer's queries."""
+        return self.index_heads * self.index_head_dim
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Those of latent attention, and the indexer's: queries from their latent, one key and a weight of each head
+        from the stream, whole on every device (experimental_attention_variant/dsa.py DSAIndexer, core 0.19)."""
+        h = float(self.hidden)
+
+        def whole(inputs: float, outputs: float) -> Matrix:
+            return Matrix(inputs, (Part("", outputs),), NEITHER)
+
+        *others, last = super().matrices
+        indexer = (
+            whole(float(self.latent), float(self.index_width)),
+            whole(h, float(self.index_head_dim)),
+            whole(h, float(self.index_heads)),
+        )
+        return (*others, *indexer, last)
+
+    @cached_property
+    def vectors(self) -> tuple[Vector, ...]:
+        """Norms of the latents, and the LayerNorm of the indexer's key, which has a bias."""
+        return (*super().vectors, Vector(2.0 * self.index_head_dim))
+
+    def kernel_heads(self, c: LayerColumns) -> FloatColumn:
+        """Return the heads that the kernel of sparse attention works on (FlashMLA's sparse prefill;
+        experimental_attention_variant/dsa_cudnn_kernels.py _flash_mla_head_padding, core 0.19)."""
+        return np.maximum(self.heads / c.tensor, KERNEL_HEADS)
+
+    def saved(self, c: LayerColumns) -> dict[str, Saved]:
+        """Keys and values stay latents, and their up-projections become part of queries and of the output, so that
+        heads are as wide as the latent. Kept are the queries before and after that, what attention puts out in latents,
+        and for each micro-batch a copy of the values' up-projection. The loss that teaches the indexer computes its
+        gradients in the forward pass and keeps them; with sequence parallelism the indexer gathers its inputs first
+        (experimental_attention_variant/absorbed_mla.py, dsa.py and dsa_cudnn_kernels.py FusedIndexerSparseAttnFunc,
+        core 0.19; traced)."""
+        facts, n, e, split = c.facts, c.tokens, c.facts.activation_bytes, c.sequence_split
+        heads = self.heads / c.tensor
+        wide = self.key_value_rank + self.positions
+        latents = (e + facts.linear_input_bytes) * self.latent + e * self.key_value_rank + 2.0 * FP32_BYTES
+        taught = e * (self.index_width + 2 * self.index_head_dim + self.index_heads) + 2.0 * FP32_BYTES
+        chosen = INDEX_BYTES * (min(self.topk, c.sequence_length) + 1.0)
+        inputs = np.where(split > 1, facts.linear_input_bytes * (self.hidden + self.latent), 0.0)
+        output = self.kernel_heads(c) * (e * self.key_value_rank + FP32_BYTES)
+        return {
+            "attn_latents": Saved(n * latents / split, moved_by=QKV),
+            "attn_qkv": Saved(n * e * (heads * (self.query_head + wide) + wide), UP_PROJECTION, CORE),
+            "attn_chosen": Saved(n * (chosen + taught + inputs), CORE),
+            "attn_latent_output": Saved(n * output + e * heads * self.value_head_dim * self.key_value_rank, CORE),
+            **self.output_tensors(c, statistics=False),
+        }
+
+    def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
+        """Rows without keys are left out, so queries, outputs and gradients are copied twice: one row is added, and
+        rows are selected; then there is the queries' gradient, and that of what attention put out
+        (experimental_attention_variant/dsa_cudnn_kernels.py _run_sparse_attention_backward, core 0.19; traced). The
+        input of the projection behind it is freed."""
+        latent = self.key_value_rank
+        copied = self.kernel_heads(c) * (3.0 * (latent + self.positions) + 4.0 * latent)
+        made = c.tokens * c.facts.activation_bytes * (copied + self.heads / c.tensor * (latent - self.value_head_dim))
+        return made - behind.later() - behind.last_layer
