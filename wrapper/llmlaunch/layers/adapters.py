@@ -93,7 +93,7 @@ def _fused(c: LayerColumns, adapters: Adapters, blocks: Sequence[Block], tensors
             if group.of_stream and any(matrix.fused in READ_THE_STREAM for matrix in beside):
                 size = size + gathered
             kept[group.name] = Saved(size, group.freed_by)
-        if any(not matrix.linear for matrix in block.matrices):
+        if block.norm_always_read:
             kept[f"{block.role}_norm_output"] = tensors[f"{block.role}_norm_output"]
     return kept
 

@@ -77,6 +77,7 @@ class Block:
     norm_moved_by: tuple[str, ...] = ()  # modules whose offload moves the input of that norm
     norm_output_moved_by: tuple[str, ...] = ()
     norm_read_by: tuple[str, ...] = ()  # parts of matrices that read the output of that norm
+    norm_always_read: bool = False  # though all linear layers that read the output of that norm are frozen
     repeated_modules: tuple[str, ...] = ()  # modules of selective recompute whose tensors are all back at once
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property, reduce
+from typing import TypeVar
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
@@ -17,6 +18,8 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import Matrix
 
 __all__ = ["Branch", "Layer"]
+
+BlockKind = TypeVar("BlockKind", bound=Block)
 
 
 @frozen
@@ -129,6 +132,6 @@ class Layer:
         """Return the parameters on a device."""
         return reduce(Parameters.__add__, (branch.parameters(c) for branch in self.branches))
 
-    def blocks_of(self, kind: type[Block]) -> Iterator[Block]:
+    def blocks_of(self, kind: type[BlockKind]) -> Iterator[BlockKind]:
         """Yield the blocks of one kind."""
         return (block for block in self.blocks if isinstance(block, kind))

@@ -45,6 +45,7 @@ class Mixture(Block):
     norm_freed_by = ("layernorm",)
     norm_moved_by = ("mlp_norm",)
     norm_read_by = ("gate_proj", "up_proj")
+    norm_always_read = True  # by the router
     repeated_modules = ("moe", "moe_act")
 
     @property

@@ -65,6 +65,16 @@ class Model:
         mixtures = tuple(kind for kind in there if self.kinds[kind].is_mixture)
         return tuple(kind for kind in there if kind not in mixtures), mixtures
 
+    @cached_property
+    def single_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Each kind by itself."""
+        return tuple((kind,) for kind in range(len(self.kinds)))
+
+    @cached_property
+    def decoder_kinds(self) -> tuple[int, ...]:
+        """The kinds that decoder layers are of, in order."""
+        return tuple(sorted((*self.classes[0], *self.classes[1])))
+
 
 def norm_parameters(shape: ModelShape) -> float:
     """Return the parameters of a norm as wide as the residual stream."""

@@ -77,7 +77,7 @@ class PooledAttention(Block):
         output = float(self.output_groups * self.output_rank)
 
         def whole(inputs: float, outputs: float, narrow: bool = True) -> Matrix:
-            return Matrix(inputs, (Part("", outputs),), NEITHER, narrow=narrow)
+            return Matrix(inputs, (Part("", outputs),), NEITHER, linear=narrow, narrow=narrow)
 
         queries = (whole(h, rank), whole(rank, float(self.query_width)))
         key, groups = whole(h, float(self.head_dim)), whole(float(self.query_width), float(self.output_rank), False)

@@ -8,7 +8,8 @@ import numpy as np
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, RankColumns, recomputes
+from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.memory.schedule import in_flight
 
 __all__ = ["arriving_mask", "kept_masks", "loads_batches"]
@@ -57,5 +58,5 @@ def _share(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _keeps(job: Job, rows: RankColumns) -> BoolColumn:
     recompute = rows.layouts.recompute
-    attention = np.equal(recompute, RECOMPUTE_SELECTIVE) & recomputes(job, rows.layouts, "core_attn")
+    attention = np.equal(recompute, RECOMPUTE_SELECTIVE) & job_columns(job, rows.layouts).recomputes("core_attn")
     return np.asarray(np.equal(recompute, RECOMPUTE_FULL) | attention | job.techniques.overlaps_experts)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from llmlaunch.columns import FloatColumn, IntColumn
-from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.saved import sequence_split, tokens
+from llmlaunch.memory.job import Job, RankColumns, mixture_layers
+from llmlaunch.memory.tokens import sequence_split, tokens
 
 __all__ = ["DEEPEP_RANKS", "exchange_buffers", "exchange_connections"]
 
@@ -58,7 +58,7 @@ def exchange_buffers(job: Job, rows: RankColumns) -> FloatColumn:
         return np.zeros(len(rows))
     ranks = rows.layouts.expert * rows.layouts.expert_tensor
     library = _hybridep if job.techniques.flex_backend == "hybridep" else _deepep
-    return np.where(rows.moe_layers > 0, library(job, rows, ranks), 0.0)
+    return np.where(mixture_layers(job, rows) > 0, library(job, rows, ranks), 0.0)
 
 
 def _deepep(job: Job, rows: RankColumns, ranks: IntColumn) -> FloatColumn:

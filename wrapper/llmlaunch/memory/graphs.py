@@ -10,22 +10,20 @@ the parts that are not captured or the optimizer run, nothing of it is free for 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.activations import kept_by_layer, layer_input
+from llmlaunch.layers.block import Tensors
+from llmlaunch.layers.columns import LayerColumns
+from llmlaunch.layers.layer import Layer
+from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.saved import (
-    SavedTensors,
-    saved_by_dense_layer,
-    saved_by_mixture_layer,
-    sequence_split,
-    tokens,
-)
+from llmlaunch.memory.layer_bytes import layers_of, sum_without
 from llmlaunch.memory.schedule import in_flight
+from llmlaunch.memory.tokens import layer_input, sequence_split, tokens
 from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, Techniques
 
 __all__ = ["GRAPHS", "captured_activations", "captured_kernels", "with_graphs"]
@@ -96,24 +94,20 @@ def captured_activations(job: Job, rows: RankColumns) -> FloatColumn:
     whole iteration captured those are all, which `with_graphs` counts by itself."""
     if not job.techniques.cuda_graphs or FULL_ITERATION in job.techniques.cuda_graphs:
         return np.zeros(len(rows))
-    dense, mixture = kept_by_layer(job, rows)
-    alive = in_flight(job, rows)
-    pool_bytes = alive.dense * np.minimum(_captured(job, saved_by_dense_layer(job, rows)), dense)
-    if job.shape.moe is not None:
-        pool_bytes = pool_bytes + alive.mixture * np.minimum(_captured(job, saved_by_mixture_layer(job, rows)), mixture)
-    return pool_bytes
+    layers = layers_of(job, rows)
+    captured = layers.by_group(layers.each(partial(_captured, job, layers.columns)))
+    of_groups = zip(in_flight(job, rows).alive, captured, kept_by_layer(job, rows), strict=True)
+    return reduce(np.add, (count * np.minimum(size, kept) for count, size, kept in of_groups))
 
 
-def _captured(job: Job, layer: SavedTensors) -> FloatColumn:
+def _captured(job: Job, c: LayerColumns, layer: Layer, tensors: Tensors) -> FloatColumn:
     """Return the bytes of one layer's saved tensors that its captured parts make."""
     if WHOLE_LAYER in job.techniques.cuda_graphs:
-        return layer.total
-    mixture = "expert_fc1_input" in layer.tensors
-    beginnings = {name for scope in _present(job.techniques, mixture) for name in CAPTURED_TENSORS[scope]}
+        return sum_without(c, tensors, {})
+    beginnings = {name for scope in _present(job.techniques, layer.is_mixture) for name in CAPTURED_TENSORS[scope]}
     if job.techniques.overlap_shared_expert:  # which then runs beside the exchange
         beginnings -= {"shared_"}
-    outside = tuple(name for name in layer.tensors if not name.startswith(tuple(beginnings)))
-    return layer.total - layer.of(*outside) if outside else layer.total
+    return sum_without(c, tensors, {name: True for name in tensors if not name.startswith(tuple(beginnings))})
 
 
 def _static_buffers(job: Job, rows: RankColumns) -> FloatColumn:
@@ -123,8 +117,7 @@ def _static_buffers(job: Job, rows: RankColumns) -> FloatColumn:
     captured, a layer's output stays beside the copy that the next layer reads."""
     buffers = 2.0 * layer_input(job, rows)
     if _whole_layers(job):
-        alive = in_flight(job, rows)
-        buffers = buffers + (alive.dense + alive.mixture) * layer_input(job, rows)
+        buffers = buffers + in_flight(job, rows).layers * layer_input(job, rows)
     return buffers
 
 
@@ -145,9 +138,8 @@ def _executables(job: Job, rows: RankColumns) -> FloatColumn:
     techniques = job.techniques
     several = (rows.layouts.pipeline > 1) | techniques.overlaps_experts
     copies = np.where(several | (FULL_ITERATION in techniques.cuda_graphs), rows.microbatches, 1)
-    kernels = rows.dense_layers * _kernels(techniques, mixture=False)
-    if job.shape.moe is not None:
-        kernels = kernels + rows.moe_layers * _kernels(techniques, mixture=True)
+    kinds = layers_of(job, rows).model.kinds
+    kernels = rows.sum_of([_kernels(techniques, kinds[group[0]].is_mixture) if group else 0.0 for group in rows.groups])
     return np.asarray(constant("graph_kernel_bytes") * copies * kernels)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import MemoryFacts
-from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns, mixture_layers
 from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
@@ -60,7 +60,7 @@ def least_torch_bytes(job: Job, rows: RankColumns) -> FloatColumn:
     and of gradients and optimizer states where all parameters are trained, less what is on the host. The bytes are
     corrected by measured runs."""
     facts, techniques, layouts = job.facts, job.techniques, rows.layouts
-    dense, expert = _parameters(job.shape, rows)
+    dense, expert = _parameters(job, rows)
     ranks = layouts.tensor * layouts.context * layouts.data
     share = np.minimum(layouts.expert * layouts.expert_tensor / ranks, 1.0)
     whole, shards = dense + expert, dense / (layouts.data * layouts.context) + expert * share
@@ -86,12 +86,13 @@ def _state_bytes(facts: MemoryFacts, techniques: Techniques) -> float:
     return (1.0 - techniques.offload_optimizer) * max(states, 0.0)
 
 
-def _parameters(shape: ModelShape, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+def _parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """Return (dense, expert) parameters of a row's rank on a device, split by as many devices as may split them."""
-    dense_layer, mixture_layer, experts, embedding, head = _counts(shape)
-    layers = rows.dense_layers * dense_layer + rows.moe_layers * mixture_layer
+    dense_layer, mixture_layer, experts, embedding, head = _counts(job.shape)
+    mixtures = mixture_layers(job, rows)
+    layers = (rows.layers - mixtures) * dense_layer + mixtures * mixture_layer
     dense = (layers + rows.first * embedding + rows.last * head) / rows.tensor
-    return dense, rows.moe_layers * experts / (rows.layouts.expert * rows.layouts.expert_tensor)
+    return dense, mixtures * experts / (rows.layouts.expert * rows.layouts.expert_tensor)
 
 
 @cache

@@ -17,14 +17,14 @@ from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
 from llmlaunch.memory.batch_masks import loads_batches
 from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
-from llmlaunch.memory.layer_matrices import largest_matrices
 from llmlaunch.memory.loss import saved_by_heads
 from llmlaunch.memory.paged_stash import host_pages
 from llmlaunch.memory.peak import rank_terms
-from llmlaunch.memory.saved import tokens
 from llmlaunch.memory.states import shard_groups
+from llmlaunch.memory.tokens import tokens
 from llmlaunch.memory.weights import (
     adapter_parameters,
+    largest_matrices,
     layer_parameters,
     rank_parameters,
     tables,
@@ -141,8 +141,7 @@ def _pinned_by_parameter(
 
 def _of_layers(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the parameters of a rank's layers whose optimizer states it holds."""
-    dense, mixture, experts = layer_parameters(job, rows)
-    shared, expert = rows.dense_layers * dense + rows.moe_layers * mixture, rows.moe_layers * experts
+    shared, expert = (rows.sum_of(each) for each in layer_parameters(job, rows))
     return np.where(rows.layouts.zero_stage >= 1, _sharded(job, rows, shared, expert), shared + expert)
 
 
@@ -179,10 +178,8 @@ def _kept(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _swapped_part(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the share of what leaves the device that waits on the host and is not recomputed."""
-    counts = (rows.dense_layers, rows.moe_layers)
-    by_kind = kept_by_layer(job, rows)
-    whole = sum(count * each for count, each in zip(counts, by_kind, strict=True))
-    swapped = sum(count * swapped_bytes(job, rows, each) for count, each in zip(counts, by_kind, strict=True))
+    kept = kept_by_layer(job, rows)
+    whole, swapped = rows.sum_of(kept), rows.sum_of([swapped_bytes(job, rows, each) for each in kept])
     return np.asarray(np.where(whole > 0, swapped / np.where(whole > 0, whole, 1.0), 0.0))
 
 

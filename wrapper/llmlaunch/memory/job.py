@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, reduce, wraps
 from typing import Any, TypeVar
@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import Size
 from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layout import LayoutColumns, Modules
-from llmlaunch.models.kinds import attention_kinds, is_mixed, kind_shares, layer_parts, part_kinds
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
@@ -26,24 +25,18 @@ __all__ = [
     "Correction",
     "Job",
     "RankColumns",
-    "alike_parts",
     "all_are_candidates",
     "all_ranks",
-    "by_recompute",
     "candidate_ranks",
     "chunk_ranges",
     "layer_counts",
     "layer_kinds",
-    "mean_of_kinds",
-    "mean_of_parts",
-    "offloads",
+    "least",
+    "mixture_layers",
+    "of_classes",
     "offloads_modules",
     "once_for_rows",
     "one_rank",
-    "parts_differ",
-    "pattern_is_uniform",
-    "recomputes",
-    "with_mean_parts",
     "without_layers",
     "without_offload",
 ]
@@ -112,14 +105,7 @@ class Job:
     @property
     def stages_alike(self) -> bool:
         """Whether all pipeline ranks of even stages hold and train equally many layers of each kind."""
-        alike = pattern_is_uniform(self.shape) and not parts_differ(self.shape) and not is_mixed(self.shape)
-        return self.techniques.trained_layers is None and alike
-
-    @cached_property
-    def by_attention(self) -> tuple[Job, ...]:
-        """The job once for each kind of softmax attention, as if all layers had it."""
-        kinds = attention_kinds(self.shape)
-        return (self,) if len(kinds) == 1 else tuple(replace(self, shape=kind.shape) for kind in kinds)
+        return self.techniques.trained_layers is None and len(model_of(self.shape).decoder_kinds) == 1
 
 
 Groups = tuple[tuple[int, ...], ...]
@@ -131,11 +117,6 @@ class RankColumns:
     where these are the `ends` of even pipelines, the first ranks of all layouts and then the last ranks of all, unless
     no layout has more than one.
 
-    `shares` are the shares of a rank's layers that have each part in the place of attention (`layer_parts`), where not
-    all have the same; of layers of one part each, mixtures are counted apart. What a layer holds is their mean. None:
-    what takes least of them, of each thing a layer holds, so that it is a bound. `kind_shares` are the parts that have
-    each kind of softmax attention (`attention_kinds`) where there are several; None likewise.
-
     `counts` are the layers that a rank holds over all its chunks, a column for each of the `groups`: the kinds of the
     model's layers, one by one. Where a group has several kinds, its layers are of any of these, and take the least of
     what these take, so that all that follows is a lower bound."""
@@ -144,13 +125,9 @@ class RankColumns:
     layout_index: IntColumn
     rank: IntColumn
     microbatches: IntColumn  # per pipeline and step
-    dense_layers: FloatColumn
-    moe_layers: FloatColumn
+    counts: tuple[FloatColumn, ...]
+    groups: Groups
     ends: bool = False
-    shares: Mapping[str, FloatColumn] | None = None
-    kind_shares: tuple[FloatColumn, ...] | None = None
-    counts: tuple[FloatColumn, ...] = ()
-    groups: Groups = ()
 
     @cached_property
     def first(self) -> NDArray[np.bool_]:
@@ -173,18 +150,13 @@ class RankColumns:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def of_groups(self, of_kinds: Sequence[Size]) -> list[Size]:
-        """Return what a layer of each group takes, of what one of each kind takes."""
-        return [of_kinds[kinds[0]] if len(kinds) == 1 else least(of_kinds, kinds) for kinds in self.groups]
+    def sum_of(self, of_groups: Sequence[Size]) -> FloatColumn:
+        """Return what all layers of a rank take together, of what a layer of each group takes."""
+        return reduce(np.add, (count * size for count, size in zip(self.counts, of_groups, strict=True)))
 
-    def sum_of(self, of_kinds: Sequence[Size]) -> FloatColumn:
-        """Return what all layers of a rank take together, of what one of each kind takes."""
-        products = zip(self.counts, self.of_groups(of_kinds), strict=True)
-        return reduce(np.add, (count * size for count, size in products))
-
-    def most_of(self, of_kinds: Sequence[Size]) -> FloatColumn:
+    def most_of(self, of_groups: Sequence[Size]) -> FloatColumn:
         """Return what the layer of a rank that takes most takes, and 0 where it has none."""
-        sizes = zip(self.counts, self.of_groups(of_kinds), strict=True)
+        sizes = zip(self.counts, of_groups, strict=True)
         return reduce(np.maximum, (np.where(count > 0, size, 0.0) for count, size in sizes))
 
     def with_layouts(self, layouts: LayoutColumns) -> RankColumns:
@@ -192,6 +164,7 @@ class RankColumns:
         other = replace(self, layouts=layouts)
         vars(self).setdefault("answers", {})
         vars(other).update({**vars(self), "layouts": layouts})
+        vars(other).pop("layers_now", None)  # with these techniques (layer_bytes.py)
         return other
 
 
@@ -247,11 +220,35 @@ def one_rank(job: Job, layouts: LayoutColumns, rank: IntColumn) -> RankColumns:
     return _rows(job, layouts, np.arange(len(layouts)), rank, None)
 
 
-def without_layers(layouts: LayoutColumns) -> RankColumns:
+def without_layers(job: Job, layouts: LayoutColumns) -> RankColumns:
     """Return a row of each layout that holds no layer, for what one layer takes: it is the same on every rank."""
-    count = len(layouts)
-    first, none = np.zeros(count, dtype=np.int64), np.zeros(count)
-    return RankColumns(layouts, np.arange(count), first, np.ones(count, dtype=np.int64), none, none)
+    count, groups = len(layouts), model_of(job.shape).single_groups
+    first = np.zeros(count, dtype=np.int64)
+    counts = (np.zeros(count),) * len(groups)
+    return RankColumns(layouts, np.arange(count), first, np.ones(count, dtype=np.int64), counts, groups)
+
+
+def of_classes(
+    job: Job,
+    layouts: LayoutColumns,
+    rank: IntColumn,
+    microbatches: IntColumn,
+    dense: FloatColumn | IntColumn,
+    mixture: FloatColumn | IntColumn,
+) -> RankColumns:
+    """Return a rank of each layout that holds so many layers that are no mixtures, and so many that are; where either
+    may be of several kinds, they are the least of these."""
+    index, counts = np.arange(len(layouts)), (dense.astype(np.float64), mixture.astype(np.float64))
+    return RankColumns(layouts, index, rank, microbatches, counts, model_of(job.shape).classes)
+
+
+def mixture_layers(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return how many mixtures each row's rank holds."""
+    kinds = model_of(job.shape).kinds
+    held = [
+        count for group, count in zip(rows.groups, rows.counts, strict=True) if group and kinds[group[0]].is_mixture
+    ]
+    return reduce(np.add, held, np.zeros(len(rows)))
 
 
 def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:
@@ -270,10 +267,6 @@ def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | 
     return _rows(job, layouts, index, rank, microbatches, ends=True)
 
 
-def pattern_is_uniform(shape: ModelShape) -> bool:
-    return shape.moe is None or len(set(shape.moe.layer_pattern)) == 1
-
-
 def _rows(
     job: Job,
     layouts: LayoutColumns,
@@ -285,11 +278,9 @@ def _rows(
     if microbatches is None:
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     rows = _in_order(layouts, len(index)) if ends else layouts.take(index)
-    dense, moe = _layers(job, rows, rank)
-    shares, kinds = _shares(job, rows, rank), _kind_shares(job, rows, rank)
     counts, groups = layer_counts(model_of(job.shape), rows, rank)
     batches = np.maximum(microbatches[index], 1)
-    return RankColumns(rows, index, rank, batches, dense, moe, ends, shares, kinds, counts, groups)
+    return RankColumns(rows, index, rank, batches, counts, groups, ends)
 
 
 def _in_order(layouts: LayoutColumns, rows: int) -> LayoutColumns:
@@ -297,23 +288,6 @@ def _in_order(layouts: LayoutColumns, rows: int) -> LayoutColumns:
     if rows == len(layouts):
         return layouts
     return layouts.take(np.tile(np.arange(len(layouts)), 2))
-
-
-def _layers(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn, FloatColumn]:
-    """Dense and mixture layers each row's rank holds, over all its model chunks."""
-    shape = job.shape
-    layers = shape.num_layers / rows.pipeline
-    pattern = layer_kinds(shape)
-    if pattern_is_uniform(shape) and not np.any(rows.uneven):
-        share = float(pattern[0]) if len(pattern) else 0.0
-        return layers * (1.0 - share), layers * share
-    before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
-    example, same = _same_stages(rows, rank)
-    of_row, start, stop = _all_chunks(shape.num_layers, rows, rank, example)
-    assigned = np.asarray(np.bincount(of_row, stop - start, minlength=len(example)), dtype=float)
-    moe = np.asarray(np.bincount(of_row, before[stop] - before[start], minlength=len(example)), dtype=float)
-    layers = np.where(rows.uneven, assigned[same], layers)
-    return layers - moe[same], moe[same]
 
 
 def layer_counts(model: Model, rows: LayoutColumns, rank: IntColumn) -> tuple[tuple[FloatColumn, ...], Groups]:
@@ -339,97 +313,18 @@ def _same_stages(rows: LayoutColumns, rank: IntColumn) -> tuple[IntColumn, IntCo
     return example, same
 
 
-def parts_differ(shape: ModelShape) -> bool:
-    """Whether layers differ in what they have in the place of attention."""
-    return shape.linear_attention is not None or shape.mamba is not None
-
-
-def _shares(job: Job, rows: LayoutColumns, rank: IntColumn) -> Mapping[str, FloatColumn] | None:
-    """Return the shares of each row's layers that have each part; None where all layers of the model are alike."""
-    if not parts_differ(job.shape):
-        return None
-    parts, kinds = layer_parts(job.shape), part_kinds(job.shape)
-    patterns = [[int(part == kind) for part in parts] for kind in kinds]
-    return dict(zip(kinds, _shares_of(job.shape, rows, rank, patterns), strict=True))
-
-
-def _kind_shares(job: Job, rows: LayoutColumns, rank: IntColumn) -> tuple[FloatColumn, ...] | None:
-    """Return the shares of each row's layers that have each kind of softmax attention; None where there is one."""
-    if not is_mixed(job.shape):
-        return None
-    return tuple(_shares_of(job.shape, rows, rank, [kind.layers for kind in attention_kinds(job.shape)]))
-
-
-def _shares_of(
-    shape: ModelShape, rows: LayoutColumns, rank: IntColumn, patterns: Sequence[Sequence[int]]
-) -> list[FloatColumn]:
-    """Return for each pattern, with 1 for each layer of its kind, its part of each row's layers that are of any."""
-    example, same = _same_stages(rows, rank)
-    of_row, start, stop = _all_chunks(shape.num_layers, rows, rank, example)
-    before = [np.concatenate([[0], np.cumsum(pattern)]) for pattern in patterns]  # layers of the kind before layer i
-    counts = [np.bincount(of_row, of_kind[stop] - of_kind[start], minlength=len(example)) for of_kind in before]
-    layers = np.maximum(reduce(np.add, counts), 1.0)
-    return [(count / layers)[same] for count in counts]
-
-
-def mean_of_kinds(rows: RankColumns, of_kinds: Sequence[FloatColumn]) -> FloatColumn:
-    """Return the mean over a rank's layers of what each kind of softmax attention has (`Job.by_attention`), or the
-    least of them where no shares are known."""
-    if len(of_kinds) == 1 or rows.kind_shares is None:
-        return reduce(np.minimum, of_kinds)
-    return reduce(np.add, (share * column for share, column in zip(rows.kind_shares, of_kinds, strict=True)))
-
-
-def mean_of_parts(rows: RankColumns, of_parts: Mapping[str, FloatColumn]) -> FloatColumn:
-    """Return what a layer has in the mean of a row's layers, given what it has with each part of the model: the least
-    of all where the shares are not known."""
-    if rows.shares is None:
-        return reduce(np.minimum, of_parts.values())
-    return reduce(np.add, (share * of_parts[kind] for kind, share in rows.shares.items()))
-
-
-def alike_parts(job: Job, rows: RankColumns) -> tuple[RankColumns, ...]:
-    """Return the rows once for each part that layers have, or each kind of softmax attention, as if all layers of a
-    rank had it where any has: for what is as large as the largest layer."""
-    shares, kinds = rows.shares, rows.kind_shares
-    if kinds is not None:
-        alike = [
-            tuple(np.where(one > 0, float(i == j), each) for j, each in enumerate(kinds)) for i, one in enumerate(kinds)
-        ]
-        return tuple(replace(rows, kind_shares=each) for each in alike)
-    if shares is None:
-        return (rows,)
-    alone = [
-        {other: np.where(share > 0, float(other == kind), column) for other, column in shares.items()}
-        for kind, share in shares.items()
-    ]
-    return tuple(replace(rows, shares=each) for each in alone)
-
-
-def with_mean_parts(job: Job, rows: RankColumns) -> RankColumns:
-    """Return the rows as if each had of every part, and every kind of attention, what the whole model has in the
-    mean."""
-    if is_mixed(job.shape):
-        rows = replace(rows, kind_shares=tuple(np.full(len(rows), share) for _, share in kind_shares(job.shape)))
-    if not parts_differ(job.shape):
-        return rows
-    parts = [part for part in layer_parts(job.shape) if part != "mixture"]
-    shares = {kind: np.full(len(rows), parts.count(kind) / len(parts)) for kind in part_kinds(job.shape)}
-    return replace(rows, shares=shares)
-
-
 def layer_kinds(shape: ModelShape) -> Sequence[int]:
     """Return 1 for each mixture layer, 0 for each dense layer."""
     return shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
 
 
-def chunk_ranges(shape: ModelShape, layouts: LayoutColumns, rank: IntColumn) -> Iterator[tuple[IntColumn, IntColumn]]:
+def chunk_ranges(num_layers: int, layouts: LayoutColumns, rank: IntColumn) -> Iterator[tuple[IntColumn, IntColumn]]:
     """Yield the first and one past the last layer of every model chunk of each row's rank, chunk by chunk; empty where
     it has fewer chunks."""
     p, v = layouts.pipeline, layouts.virtual_pipeline
     for chunk in range(int(v.max(initial=1))):
         stage = np.where(chunk < v, chunk * p + rank, 0)
-        start, stop = _stage_range(shape.num_layers, layouts.partitions, layouts.partition, p * v, stage)
+        start, stop = _stage_range(num_layers, layouts.partitions, layouts.partition, p * v, stage)
         yield start, np.where(chunk < v, stop, start)
 
 
@@ -471,31 +366,6 @@ def _stage_ends(partitions: Sequence[Sequence[int]]) -> IntColumn:
     return table
 
 
-DEFAULT_MODULES = ("core_attn",)  # of selective recompute
-
-
-def recomputes(job: Job, layouts: LayoutColumns, module: str) -> bool | BoolColumn:
-    """Whether selective recompute takes `module`: of all layouts alike, or a column where they differ in it."""
-    if layouts.modules is None:
-        return module in (job.techniques.recompute_modules or DEFAULT_MODULES)
-    return _in_sets(layouts, [module in (modules.recompute or DEFAULT_MODULES) for modules in layouts.module_sets])
-
-
-def offloads(job: Job, layouts: LayoutColumns, module: str) -> bool | BoolColumn:
-    """Whether the activations of `module` wait in host memory: of all layouts alike, or a column where they differ."""
-    if layouts.modules is None:
-        return module in job.techniques.offload_modules
-    return _in_sets(layouts, [module in modules.offload for modules in layouts.module_sets])
-
-
-def _in_sets(layouts: LayoutColumns, holds: Sequence[bool]) -> bool | BoolColumn:
-    if all(holds) or not any(holds):
-        return holds[0]
-    assert layouts.modules is not None
-    column: BoolColumn = np.array(holds)[layouts.modules]
-    return column
-
-
 def offloads_modules(job: Job, layouts: LayoutColumns) -> bool:
     """Whether the activations of any module of any layout wait in host memory."""
     if layouts.modules is None:
@@ -508,17 +378,3 @@ def without_offload(job: Job, layouts: LayoutColumns) -> tuple[Job, LayoutColumn
     here = replace(job, techniques=replace(job.techniques, offload_modules=()))
     module_sets = tuple(Modules(modules.recompute) for modules in layouts.module_sets)
     return here, replace(layouts, module_sets=module_sets)
-
-
-Column = Callable[[], FloatColumn]
-
-
-def by_recompute(rows: RankColumns, none: Column, selective: Column, full: Column) -> FloatColumn:
-    """Select each row's value from the column of its recompute granularity, in the order of the RECOMPUTE_ codes. Only
-    columns of granularities that occur are computed."""
-    columns, recompute = (none, selective, full), rows.layouts.recompute
-    chosen: FloatColumn | None = None
-    for code in np.flatnonzero(np.bincount(recompute, minlength=len(columns))):
-        column = columns[code]()
-        chosen = column if chosen is None else np.where(recompute == code, column, chosen)
-    return np.zeros(0) if chosen is None else chosen

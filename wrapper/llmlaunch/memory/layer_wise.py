@@ -15,7 +15,7 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.memory.job import Job, RankColumns, once_for_rows
+from llmlaunch.memory.job import Job, RankColumns, mixture_layers, once_for_rows
 from llmlaunch.models.linears import Linear, attention_linears, mlp_linears
 from llmlaunch.models.shape import ModelShape
 
@@ -54,7 +54,10 @@ def whole_matrices(job: Job, rows: RankColumns) -> WholeMatrices:
     )
     for row in range(count):
         chunks = int(lay.virtual_pipeline[row])
-        dense_layers, mixtures = (round(float(each[row]) / chunks) for each in (rows.dense_layers, rows.moe_layers))
+        dense_layers, mixtures = (
+            round(float(each[row]) / chunks)
+            for each in (rows.layers - mixture_layers(job, rows), mixture_layers(job, rows))
+        )
         bucketed = bool(rows.first[row])
         t, etp, local = int(lay.tensor[row]), int(lay.expert_tensor[row]), _local_experts(shape, int(lay.expert[row]))
         parts = (

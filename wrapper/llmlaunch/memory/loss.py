@@ -13,16 +13,13 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layout import RECOMPUTE_FULL
-from llmlaunch.memory.activations import kept_by_layer, layer_input
-from llmlaunch.memory.heads import final_norm_rank, head_layers, head_rank
-from llmlaunch.memory.job import (
-    Job,
-    RankColumns,
-    by_recompute,
-)
-from llmlaunch.memory.saved import STATISTIC_BYTES, saved_by_dense_layer, saved_by_mixture_layer, sequence_split, tokens
+from llmlaunch.memory.activations import kept_by_heads
+from llmlaunch.memory.heads import final_norm_rank, head_rank
+from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.layer_bytes import by_recompute, layers_of
 from llmlaunch.memory.schedule import in_flight, last_chunk_in_flight
-from llmlaunch.memory.weights import matrices, tables, vocabulary
+from llmlaunch.memory.tokens import STATISTIC_BYTES, hidden_bytes, layer_input, sequence_split, tokens
+from llmlaunch.memory.weights import head_matrix, tables, vocabulary
 
 __all__ = [
     "cached_logits",
@@ -54,7 +51,7 @@ def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
     clones what passes no layer, core 0.19; traced)."""
     facts, h, split = job.facts, job.shape.hidden_size, sequence_split(job, rows)
     if job.techniques.heads_before_loss:
-        return np.where(rows.last, 3.0 * (1.0 + job.shape.mtp_num_layers) * _hidden(job, rows), 0.0)
+        return np.where(rows.last, 3.0 * (1.0 + job.shape.mtp_num_layers) * hidden_bytes(job, rows), 0.0)
     copies = 2.0 if job.techniques.adapters is None else 1.0
     per_token = (copies * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
     more = facts.activation_bytes * h * (split - 1.0) if facts.gathered_inputs_kept else 0.0
@@ -98,7 +95,7 @@ def earlier_tiles(job: Job, rows: RankColumns) -> FloatColumn | float:
         return 0.0
     hidden = job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size
     no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
-    head = 0.0 if no_temporary else job.facts.parameter_bytes * matrices(job, rows).head
+    head = 0.0 if no_temporary else job.facts.parameter_bytes * head_matrix(job, rows)
     return np.where(rows.last, hidden + head, 0.0)
 
 
@@ -205,19 +202,18 @@ def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
     heads = job.shape.mtp_num_layers
     if not heads:
         return np.zeros(len(rows))
-    around, layers = _around_layer(job, rows), head_layers(job, rows)
-    kept = kept_by_layer(job, layers.rows)
+    around = _around_layer(job, rows)
 
     def left() -> FloatColumn:
-        return layers.dense * kept[0] + layers.mixture * kept[1] + around
+        return kept_by_heads(job, rows) + around
 
     def whole() -> FloatColumn:
         """Megatron core knows no block method for heads, and recomputes none."""
-        return np.zeros(len(rows)) if _checkpointed(job) else _whole_layer(job, rows) + around
+        return np.zeros(len(rows)) if _checkpointed(job) else _whole_layers(job, rows) + around
 
-    per_head = by_recompute(rows, left, left, whole)
+    per_head = by_recompute(rows.layouts, left, left, whole)
     copies = 1.0 if job.techniques.heads_before_loss else 2.0
-    alive = np.where(_holds_heads(job, rows), heads * per_head + copies * heads * _hidden(job, rows), 0.0)
+    alive = np.where(_holds_heads(job, rows), heads * per_head + copies * heads * hidden_bytes(job, rows), 0.0)
     alive = alive * in_flight(job, rows).heads
     return alive if copies > 1.0 else alive + _norm_before_heads(job, rows) + _outputs_to_send(job, rows)
 
@@ -229,14 +225,14 @@ def _holds_heads(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
 def _norm_before_heads(job: Job, rows: RankColumns) -> FloatColumn:
     """Return what the norm behind the decoder, which is not on the last rank, saves of all micro-batches in flight: its
     input."""
-    saved_bytes = _hidden(job, rows) + tokens(job, rows) * STATISTIC_BYTES / sequence_split(job, rows)
+    saved_bytes = hidden_bytes(job, rows) + tokens(job, rows) * STATISTIC_BYTES / sequence_split(job, rows)
     here = np.equal(rows.rank, final_norm_rank(job, rows.layouts))
     return np.where(here, saved_bytes * last_chunk_in_flight(job, rows), 0.0)
 
 
 def _outputs_to_send(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the concatenated outputs of the decoder and all heads, which are alive until they are sent."""
-    return np.where(_holds_heads(job, rows), (1.0 + job.shape.mtp_num_layers) * _hidden(job, rows), 0.0)
+    return np.where(_holds_heads(job, rows), (1.0 + job.shape.mtp_num_layers) * hidden_bytes(job, rows), 0.0)
 
 
 def recomputed_head(job: Job, rows: RankColumns) -> FloatColumn:
@@ -252,7 +248,7 @@ def embedded_again(job: Job, rows: RankColumns) -> FloatColumn:
     heads = job.shape.mtp_num_layers
     if not heads:
         return np.zeros(len(rows))
-    return np.where(_holds_heads(job, rows), heads * _hidden(job, rows) * in_flight(job, rows).heads, 0.0)
+    return np.where(_holds_heads(job, rows), heads * hidden_bytes(job, rows) * in_flight(job, rows).heads, 0.0)
 
 
 def projection(job: Job, rows: RankColumns) -> FloatColumn:
@@ -270,22 +266,17 @@ def tables_of_heads(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where(_holds_heads(job, rows) & ~rows.first, tables * table_gradient(job, rows), 0.0)
 
 
-def _hidden(job: Job, rows: RankColumns) -> FloatColumn:
-    share = tokens(job, rows) / sequence_split(job, rows)
-    return share * job.facts.activation_bytes * job.shape.hidden_size
-
-
-def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    layers = head_layers(job, rows)
-    whole = layers.dense * saved_by_dense_layer(job, layers.rows).total
-    return whole + layers.mixture * saved_by_mixture_layer(job, layers.rows).total if layers.mixture else whole
+def _whole_layers(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return all that the layers of one module save."""
+    layers = layers_of(job, rows)
+    return layers.predicted(layers.totals)
 
 
 def _around_layer(job: Job, rows: RankColumns) -> FloatColumn:
     """The concatenation that is projected; the projection gathered over tensor ranks, of which the layer's input is
     a view; and the input of the norm behind the layer. Several streams are projected one by one, beside the embedding,
     and brought together behind the layer (core/transformer/multi_token_prediction.py, Megatron-LM d48bd6be)."""
-    hidden = _hidden(job, rows)
+    hidden = hidden_bytes(job, rows)
     if _streams(job):
         return 2.0 * hidden * (1.0 + job.shape.residual_streams)
     gathered = hidden * sequence_split(job, rows) - layer_input(job, rows)

@@ -45,9 +45,8 @@ from llmlaunch.memory.paged_stash import stash_pages
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.states import States, weight_versions
 from llmlaunch.memory.vision import encoder_activations
-from llmlaunch.memory.weights import trained_layers
+from llmlaunch.memory.weights import trained_counts
 from llmlaunch.memory.workspace import (
-    adapted_forward,
     embedding_backward,
     head_backward,
     layer_backward,
@@ -94,7 +93,7 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     )
     # where a mixture runs forward a second time
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, recomputed)
-    mixture = np.maximum(mixture_forward(job, rows), adapted_forward(job, rows)) - again
+    mixture = mixture_forward(job, rows) - again
     layer = {**first, **read, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
     whole = _Whole()
     alive = {**always, "activations": activations}
@@ -155,7 +154,7 @@ def _where_trained(job: Job, rows: RankColumns, backward: FloatColumn) -> FloatC
     """Return the bytes of a layer's backward pass on ranks that train a layer, and 0 on others, where none runs."""
     if job.techniques.trained_layers is None:
         return backward
-    return np.where(sum(trained_layers(job, rows)) > 0, backward, 0.0)
+    return np.where(reduce(np.add, trained_counts(job, rows)) > 0, backward, 0.0)
 
 
 class _Whole:

@@ -6,9 +6,15 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn
-from llmlaunch.memory.activations import kept_before_experts, layer_input
+from llmlaunch.layers.block import Tensors
+from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.layers.layer import Layer
+from llmlaunch.layers.mixture import Mixture
+from llmlaunch.layers.mlp import Mlp
+from llmlaunch.memory.activations import kept_before_experts
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.saved import routed_tokens, sequence_split, tokens
+from llmlaunch.memory.layer_bytes import layers_of
+from llmlaunch.memory.tokens import hidden_bytes, layer_input
 
 __all__ = ["delayed_weight_gradients", "left_over", "paired_layer", "waiting_weight_passes"]
 
@@ -27,7 +33,7 @@ def paired_layer(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     """
     if not job.techniques.overlaps_experts:
         return {}
-    before = np.maximum(*(np.where(count > 0, kept, 0.0) for count, kept in _layers(job, rows)))
+    before = rows.most_of(kept_before_experts(job, rows))
     streams = np.where(rows.layouts.pipeline > 1, GRADIENTS_LEFT, 0.0) * layer_input(job, rows)
     return {"paired_layer": np.where(_pairs(job, rows), before + _permuted(job, rows) + streams, 0.0)}
 
@@ -52,16 +58,11 @@ def _pairs(job: Job, rows: RankColumns) -> BoolColumn:
     return np.asarray(rows.microbatches * v > warm_up)
 
 
-def _layers(job: Job, rows: RankColumns) -> tuple[tuple[FloatColumn, FloatColumn], ...]:
-    return tuple(zip((rows.dense_layers, rows.moe_layers), kept_before_experts(job, rows), strict=True))
-
-
 def _permuted(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of the routed tokens of one mixture on their way."""
-    if job.shape.moe is None:
-        return np.zeros(len(rows))
-    routed_bytes = job.facts.activation_bytes * job.shape.expert_width * routed_tokens(job, rows)
-    return np.where(rows.moe_layers > 0, routed_bytes, 0.0)
+    layers, e = layers_of(job, rows), job.facts.activation_bytes
+    routed = layers.of_blocks(Mixture, lambda mixture, c: e * mixture.outer * mixture.routed_tokens(c))
+    return rows.most_of(layers.by_group(routed))
 
 
 def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
@@ -72,18 +73,19 @@ def delayed_weight_gradients(job: Job, rows: RankColumns) -> dict[str, FloatColu
     traced)."""
     if not job.techniques.delay_weight_gradients:
         return {}
-    hidden = job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size / sequence_split(job, rows)
-    dense = np.where(rows.dense_layers > 0, hidden + _mlp_columns(job, rows), 0.0)
+    layers, hidden = layers_of(job, rows), hidden_bytes(job, rows)
+    columns = layers.by_group(layers.of_blocks(Mlp, _weight_gradient_inputs))
+    dense = rows.most_of([np.where(size > 0, hidden + size, 0.0) for size in columns])
     return {"delayed_weight_gradients": np.maximum(dense, _permuted(job, rows))}
 
 
-def _mlp_columns(job: Job, rows: RankColumns) -> FloatColumn:
+def _weight_gradient_inputs(mlp: Mlp, c: LayerColumns) -> FloatColumn:
     """Return what a dense MLP's weight gradients are made of that is as wide as the MLP."""
-    return tokens(job, rows) * _bytes_per_column(job) * job.shape.ffn_hidden_size / rows.tensor
+    return c.tokens * _bytes_per_column(c, mlp.gated) * mlp.width / c.tensor
 
 
-def _bytes_per_column(job: Job) -> float:
-    return job.facts.activation_bytes * (2.0 if job.shape.gated_mlp else 1.0) + job.facts.linear_input_bytes
+def _bytes_per_column(c: LayerColumns, gated: bool) -> float:
+    return c.facts.activation_bytes * (2.0 if gated else 1.0) + c.facts.linear_input_bytes
 
 
 def waiting_weight_passes(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
@@ -92,23 +94,23 @@ def waiting_weight_passes(job: Job, rows: RankColumns) -> dict[str, FloatColumn]
     all linear layers and the gradients of their outputs. What-if."""
     if not job.techniques.zero_bubble:
         return {}
-    shape, facts = job.shape, job.facts
-    inputs = facts.linear_input_bytes * (2.0 * shape.hidden_size + shape.query_width)
-    each = _output_gradients(job, rows) + inputs * tokens(job, rows) / rows.tensor
+    layers = layers_of(job, rows)
+
+    def of_layer(layer: Layer, tensors: Tensors) -> Size:
+        return _inputs_and_gradients(job, layer, layers.columns)
+
     waiting = np.where(rows.layouts.virtual_pipeline > 1, 0, np.minimum(rows.rank, rows.microbatches))
-    return {"waiting_weight_passes": np.asarray(waiting * (rows.dense_layers + rows.moe_layers) * each)}
+    return {"waiting_weight_passes": np.asarray(waiting * rows.sum_of(layers.by_group(layers.each(of_layer))))}
 
 
-def _output_gradients(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the gradients of the outputs of all linears of one layer, and the inputs of the MLP's."""
-    shape, e = job.shape, job.facts.activation_bytes
-    n, split, t = tokens(job, rows), sequence_split(job, rows), rows.tensor
+def _inputs_and_gradients(job: Job, layer: Layer, c: LayerColumns) -> FloatColumn:
+    """Return the inputs of all linears of one layer and the gradients of their outputs."""
+    shape, e, n, t = job.shape, c.facts.activation_bytes, c.tokens, c.tensor
     groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
-    outputs = e * n * ((shape.query_width + 2.0 * groups) / t + 2.0 * shape.hidden_size / split)
-    dense = _mlp_columns(job, rows)
-    if shape.moe is None:
-        return np.asarray(outputs + dense)
-    per_column = _bytes_per_column(job)
-    experts = routed_tokens(job, rows) * (per_column * shape.moe.ffn_hidden_size + 2.0 * e * shape.expert_width)
-    mlp = np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, experts, 0.0))
-    return np.asarray(outputs + mlp)
+    outputs = e * n * ((shape.query_width + 2.0 * groups) / t + 2.0 * shape.hidden_size / c.sequence_split)
+    total = outputs + c.facts.linear_input_bytes * (2.0 * shape.hidden_size + shape.query_width) * n / t
+    total = sum((_weight_gradient_inputs(mlp, c) for mlp in layer.blocks_of(Mlp)), total)
+    for mixture in layer.blocks_of(Mixture):
+        columns = _bytes_per_column(c, mixture.gated) * mixture.width
+        total = total + mixture.routed_tokens(c) * (columns + 2.0 * e * mixture.outer)
+    return total

@@ -10,12 +10,18 @@ tokens they cannot take is run again without pages and fixed rows (PagedStashRun
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.heads import head_layers, head_rank
+from llmlaunch.layers.block import Tensors
+from llmlaunch.layers.columns import Size
+from llmlaunch.layers.layer import Layer
+from llmlaunch.layers.mixture import Mixture
+from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.saved import balanced_tokens, routed_tokens, saved_by_mixture_layer
+from llmlaunch.memory.layer_bytes import PricedLayers, layers_of
 from llmlaunch.memory.schedule import in_flight
 
 __all__ = ["STASHED", "equal_share", "host_pages", "running_experts", "stash_pages"]
@@ -35,8 +41,10 @@ def running_experts(job: Job, rows: RankColumns) -> FloatColumn:
     pages and after. Of two micro-batches that compute in turn both are."""
     if job.techniques.paged_stash is None:
         return np.zeros(len(rows))
-    layers = 1.0 + job.techniques.overlaps_experts
-    return np.where(_mixtures(job, rows) > 0, layers * _every_row(job, rows), 0.0)
+    layers = layers_of(job, rows)
+    several = 1.0 + job.techniques.overlaps_experts
+    alive = zip(in_flight(job, rows).alive, layers.by_group(_every_row(layers)), strict=True)
+    return several * reduce(np.maximum, (np.where(count > 0, size, 0.0) for count, size in alive))
 
 
 def stash_pages(job: Job, rows: RankColumns) -> FloatColumn:
@@ -44,34 +52,68 @@ def stash_pages(job: Job, rows: RankColumns) -> FloatColumn:
     anew), and the records of what lies where, for as many rows as there are."""
     stash = job.techniques.paged_stash
     assert stash is not None
-    listed = 2.0 * ROWS_LISTED * (stash.device_factor + stash.host_factor) * balanced_tokens(job, rows)
-    numbers = (RECORDED * routed_tokens(job, rows) + listed) / stash.page_size
-    return _mixtures(job, rows) * (stash.device_factor * equal_share(job, rows) + NUMBER_BYTES * numbers)
+    layers = layers_of(job, rows)
+    listed = 2.0 * ROWS_LISTED * (stash.device_factor + stash.host_factor)
+
+    def numbers(mixture: Mixture) -> FloatColumn:
+        c = layers.columns
+        return (RECORDED * mixture.routed_tokens(c) + listed * mixture.balanced_tokens(c)) / stash.page_size
+
+    pages = [
+        stash.device_factor * share + NUMBER_BYTES * sum(map(numbers, layer.blocks_of(Mixture)), 0.0)
+        for share, layer in zip(_equal_share(layers), layers.model.kinds, strict=True)
+    ]
+    return _of_all(job, rows, layers, pages)
 
 
 def host_pages(job: Job, rows: RankColumns) -> list[FloatColumn]:
     """Return the bytes of each buffer of pages in host memory: tensors of one width have one."""
     stash = job.techniques.paged_stash
     assert stash is not None
-    share = stash.host_factor * balanced_tokens(job, rows) / routed_tokens(job, rows)
-    saved = saved_by_mixture_layer(job, rows)
-    return [_mixtures(job, rows) * share * saved.of(name) for name in STASHED]
+    layers = layers_of(job, rows)
+
+    def pages(name: str) -> FloatColumn:
+        saved = layers.each(lambda layer, tensors: tensors[name].bytes if name in tensors else 0.0)
+        shares = _balanced_share(layers)
+        return _of_all(
+            job, rows, layers, [stash.host_factor * share * size for share, size in zip(shares, saved, strict=True)]
+        )
+
+    return [pages(name) for name in STASHED]
 
 
-def equal_share(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return what one layer has in pages of one micro-batch whose tokens are equally shared."""
-    return _every_row(job, rows) * balanced_tokens(job, rows) / routed_tokens(job, rows)
+def equal_share(job: Job, rows: RankColumns) -> list[FloatColumn]:
+    """Return what one layer of each group has in pages of one micro-batch whose tokens are equally shared."""
+    layers = layers_of(job, rows)
+    return layers.by_group(_equal_share(layers))
 
 
-def _every_row(job: Job, rows: RankColumns) -> FloatColumn:
-    return saved_by_mixture_layer(job, rows).of(*STASHED) + WEIGHT_BYTES * routed_tokens(job, rows)
+def _equal_share(layers: PricedLayers) -> list[Size]:
+    return [each * share for each, share in zip(_every_row(layers), _balanced_share(layers), strict=True)]
 
 
-def _mixtures(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the mixture layers alive, counted once for each micro-batch in flight, those of prediction heads among
+def _balanced_share(layers: PricedLayers) -> list[Size]:
+    """Return by kind of layer the equally shared rows of its experts over all rows there are."""
+    return layers.of_blocks(Mixture, lambda mixture, c: mixture.balanced_tokens(c) / mixture.routed_tokens(c))
+
+
+def _every_row(layers: PricedLayers) -> list[Size]:
+    """Return by kind of layer what its experts save that goes to pages, of all rows."""
+
+    def size(layer: Layer, tensors: Tensors) -> Size:
+        weights = (WEIGHT_BYTES * mixture.routed_tokens(layers.columns) for mixture in layer.blocks_of(Mixture))
+        stashed = (tensors[name].bytes for name in STASHED if name in tensors)
+        return sum((*stashed, *weights), 0.0)
+
+    return layers.each(size)
+
+
+def _of_all(job: Job, rows: RankColumns, layers: PricedLayers, of_kinds: list[Size]) -> FloatColumn:
+    """Return what all layers alive take together, once for each micro-batch in flight, those of prediction heads among
     them."""
-    alive = in_flight(job, rows).mixture
+    products = zip(in_flight(job, rows).alive, layers.by_group(of_kinds), strict=True)
+    total = reduce(np.add, (count * size for count, size in products))
     if not job.shape.mtp_num_layers:
-        return alive
-    heads = job.shape.mtp_num_layers * head_layers(job, rows).mixture * in_flight(job, rows).heads
-    return alive + np.where(rows.rank == head_rank(job, rows.layouts), heads, 0.0)
+        return total
+    heads = job.shape.mtp_num_layers * layers.predicted(of_kinds) * in_flight(job, rows).heads
+    return total + np.where(np.equal(rows.rank, head_rank(job, rows.layouts)), heads, 0.0)

@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import ByStage, GradientLife
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.gathering import gathered_elements
-from llmlaunch.memory.job import Job, RankColumns, alike_parts, layer_kinds, with_mean_parts
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import (
     RankParameters,
     adapter_parameters,
+    head_matrix,
     largest_parameter,
     layer_parameters,
     linear_weights,
-    matrices,
     rank_parameters,
     tables,
-    trained_layers,
+    trained_counts,
     trained_parameters,
 )
 
@@ -169,7 +170,7 @@ def _resting(
     dense, expert = adapter_parameters(job, rows)
     dense, expert = counts.dense + dense, counts.expert + expert
     if job.facts.quantized is not None and job.facts.quantized.replaces_parameters:  # those rest as `_weight_copies`
-        weights, experts = linear_weights(job, rows)
+        weights, experts = _narrow_weights(job, rows)
         dense, expert = dense - weights, expert - experts
     sharded = dense / dense_group + expert / expert_group
     here = 0.0 if job.techniques.offload_parameters else 1.0
@@ -243,8 +244,7 @@ def _saved_by_matrices(
         return every * shards - (every - fewer) * whole.updated
     weights, experts = trained.dense, trained.expert
     if job.techniques.adapters is None:
-        layers, mixtures = trained_layers(job, rows)
-        weights, experts = linear_weights(job, replace(rows, dense_layers=layers, moe_layers=mixtures))
+        weights, experts = _narrow_weights(job, replace(rows, counts=trained_counts(job, rows)))
     sharded = rows.layouts.zero_stage >= 1
     matrices: FloatColumn = weights / np.where(sharded, dense, 1.0) + experts / np.where(sharded, expert, 1.0)
     return fewer * matrices
@@ -258,12 +258,18 @@ def _weight_copies(job: Job, rows: RankColumns, dense_group: FloatColumn, expert
     quantized, sharding = job.facts.quantized, job.facts.full_sharding
     if quantized is None:
         return np.zeros(len(rows))
-    weights, experts = linear_weights(job, rows)
+    weights, experts = _narrow_weights(job, rows)
     whole = quantized.weight_copy_bytes * (weights + experts)
     if sharding is None or not quantized.replaces_parameters:
         return whole
     shards = sharding.narrow_bytes * (weights / dense_group + experts / expert_group)
     return np.where(_in_shards(job, rows), shards + sharding.narrow_scale_bytes * (weights + experts), whole)
+
+
+def _narrow_weights(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """Return the (dense, expert) weights of a rank's layers that a narrower number format is applied to."""
+    dense, expert = linear_weights(job, rows)
+    return rows.sum_of(dense), rows.sum_of(expert)
 
 
 def _gathered(
@@ -322,16 +328,14 @@ def least_state_bytes(job: Job, layouts: LayoutColumns) -> FloatColumn:
 def _whole_model(job: Job, layouts: LayoutColumns) -> RankColumns:
     """Return the first rank of each layout with all layers, and the last one, where it is another, with none: what
     grows with the layers adds up to that of all ranks."""
-    kinds = layer_kinds(job.shape)
+    model = model_of(job.shape)
     several = np.flatnonzero(layouts.pipeline > 1)
     index = np.concatenate([np.arange(len(layouts)), several])
     rank = np.concatenate([np.zeros(len(layouts), dtype=np.int64), layouts.pipeline[several] - 1])
     microbatches = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
     holds = (np.arange(len(index)) < len(layouts)).astype(np.float64)
-    mixtures = float(sum(kinds))
-    dense, moe = (len(kinds) - mixtures) * holds, mixtures * holds
-    rows = RankColumns(layouts.take(index), index, rank, microbatches[index], dense, moe)
-    return with_mean_parts(job, rows)
+    counts = tuple(count * holds for count in model.counts)
+    return RankColumns(layouts.take(index), index, rank, microbatches[index], counts, model.single_groups)
 
 
 ALWAYS = GradientLife()
@@ -433,7 +437,7 @@ def gathered_parameters(
     some = np.minimum(blocks, np.maximum(sharding.gathered_blocks * block, block + ahead))
     whole = (rows.layouts.zero_stage < 3) | (sharding.keeps_stage & (rows.layouts.pipeline > 1))
     counts, layers = rank_parameters(job, rows), layer_parameters(job, rows)
-    root = counts.dense + counts.expert - _of_all_layers(rows, *layers)
+    root = counts.dense + counts.expert - rows.sum_of(layers[0]) - rows.sum_of(layers[1])
     root_bytes = np.where(dense_group > 1, sharding.root_bytes * root, 0.0)
     alive = sharding.gathered_bytes * np.where(whole, blocks, some) + root_bytes
     return np.where(rows.layouts.zero_stage >= sharding.first_stage, alive, 0.0)
@@ -453,7 +457,7 @@ def unreduced_gradients(
     waiting = np.minimum(blocks, np.maximum(sharding.reduced_blocks * block, sharding.reduced_elements))
     accumulated = sharding.keeps_stage & (rows.layouts.pipeline > 1) & (rows.microbatches > 1)
     reduced = sharding.reduced_bytes * np.where(accumulated, blocks, waiting)
-    head = np.where(dense_group > 1, matrices(job, rows).head, 0.0)
+    head = np.where(dense_group > 1, head_matrix(job, rows), 0.0)
     return np.where(rows.layouts.zero_stage >= 2, sharding.gradient_bytes * (block + head) + reduced, 0.0)
 
 
@@ -462,17 +466,6 @@ def _sharded_blocks(
 ) -> tuple[FloatColumn, FloatColumn]:
     """Return the parameters of all layers of a row's rank and of the largest, on one device, that rest in shards: those
     whose group has more than one rank, which may be the experts' alone or all but theirs."""
-    largest, several = np.zeros(len(rows)), (dense_group > 1, dense_group > 1, expert_group > 1)
-
-    def sharded(alike: RankColumns) -> tuple[FloatColumn, ...]:
-        return tuple(count * of for count, of in zip(layer_parameters(job, alike), several, strict=True))
-
-    for alike in alike_parts(job, rows):
-        dense, mixture, experts = sharded(alike)
-        largest = np.maximum(largest, np.where(rows.dense_layers > 0, dense, 0.0))
-        largest = np.maximum(largest, np.where(rows.moe_layers > 0, mixture + experts, 0.0))
-    return _of_all_layers(rows, *sharded(rows)), largest
-
-
-def _of_all_layers(rows: RankColumns, dense: FloatColumn, mixture: FloatColumn, experts: FloatColumn) -> FloatColumn:
-    return np.asarray(rows.dense_layers * dense + rows.moe_layers * (mixture + experts))
+    dense, expert = layer_parameters(job, rows)
+    sharded = [(dense_group > 1) * one + (expert_group > 1) * other for one, other in zip(dense, expert, strict=True)]
+    return rows.sum_of(sharded), rows.most_of(sharded)

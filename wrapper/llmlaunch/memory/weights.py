@@ -1,4 +1,5 @@
-"""Parameters each pipeline rank holds on one device, dense and expert kept apart (they are sharded differently).
+"""Parameters that each pipeline rank holds on one device, and the matrices among them. Dense parameters and those of
+experts are kept apart, because they are sharded differently.
 
 Counts follow Megatron core 0.19: attention and MLP matrices are split over tensor parallelism, experts over expert
 and expert-tensor parallelism, norms and routers are whole on every device, and tied embeddings exist a second time
@@ -7,51 +8,40 @@ on the last of several stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import reduce
 
 import numpy as np
 
-from llmlaunch.columns import FloatColumn
+from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.memory.adapters import fused_parameters
-from llmlaunch.memory.compressed import narrow_weights
-from llmlaunch.memory.heads import final_norm_rank, head_layers, head_rank
-from llmlaunch.memory.job import (
-    Job,
-    RankColumns,
-    alike_parts,
-    chunk_ranges,
-    mean_of_kinds,
-    mean_of_parts,
-    once_for_rows,
-)
-from llmlaunch.memory.layer_matrices import distinct_elements, largest_matrices
+from llmlaunch.layers.adapters import fused_adapted
+from llmlaunch.layers.block import Parameters, Tensors
+from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.layers.layer import Layer
+from llmlaunch.layers.matrix import Matrix
+from llmlaunch.layers.model import model_of, norm_parameters, stream_contraction
+from llmlaunch.memory.heads import final_norm_rank, head_rank
+from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
+from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.vision import encoder_matrices, rank_encoder
-from llmlaunch.models.kinds import part_kinds
-from llmlaunch.models.mamba import CONV_KERNEL, Mamba
-from llmlaunch.models.parameters import (
-    compressed_attention,
-    indexer_parameters,
-    stream_contraction,
-    stream_mixing,
-)
-from llmlaunch.models.shape import LinearAttention, ModelShape
+from llmlaunch.models.shape import ModelShape
 
 __all__ = [
-    "Matrices",
     "RankParameters",
     "adapter_parameters",
     "distinct_matrices",
+    "head_matrix",
+    "largest_matrices",
     "largest_parameter",
+    "layer_adapters",
     "layer_parameters",
     "linear_weights",
-    "matrices",
     "rank_parameters",
     "tables",
-    "trained_layers",
+    "trained_counts",
     "trained_parameters",
+    "vocabulary",
 ]
 
 
@@ -73,117 +63,12 @@ def vocabulary(job: Job, rows: RankColumns) -> FloatColumn:
     return np.ceil(job.shape.vocab_size / multiple) * multiple
 
 
-def _attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
-    h = shape.hidden_size
-    if shape.mla is not None:
-        return _latent_attention(shape, tensor)
-    if shape.compressed_attention is not None:  # which tensor parallelism does not split
-        return np.full(len(tensor), float(compressed_attention(shape, shape.compressed_attention)))
-    # fewer key/value groups than tensor ranks: every rank still holds one (transformer_config.py, core 0.19)
-    groups = np.maximum(shape.num_query_groups / tensor, 1.0)
-    key_value = float(shape.projected_groups) * groups * shape.head_dim
-    query = shape.query_width / tensor
-    gate = query if shape.attention_gate else 0.0
-    count = h * (query + gate + key_value) + query * h
-    if shape.linear_bias or shape.qkv_bias:
-        count = count + query + gate + key_value
-    if shape.linear_bias:
-        count = count + h
-    if shape.qk_layernorm:
-        count = count + (query + groups * shape.head_dim if shape.qk_norm_of_all_heads else 2.0 * shape.head_dim)
-    if shape.attention_sinks:
-        count = count + shape.num_attention_heads / tensor
-    return count
-
-
-def _latent_attention(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
-    """Down projections and an indexer are whole on every device, up projections split (multi_latent_attention.py and
-    experimental_attention_variant/dsa.py, core 0.19)."""
-    mla = shape.mla
-    assert mla is not None
-    h, heads = shape.hidden_size, shape.num_attention_heads
-    query_head = mla.qk_head_dim + mla.qk_pos_emb_head_dim
-    if mla.q_lora_rank:
-        whole = h * mla.q_lora_rank + mla.q_lora_rank
-        split = mla.q_lora_rank * heads * query_head
-    else:
-        whole, split = 0, h * heads * query_head
-    whole += h * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim) + mla.kv_lora_rank
-    split += mla.kv_lora_rank * heads * (mla.qk_head_dim + mla.v_head_dim) + heads * mla.v_head_dim * h
-    return whole + indexer_parameters(shape) + split / tensor
-
-
-def _linear_attention(linear: LinearAttention, hidden: int, tensor: FloatColumn) -> FloatColumn:
-    """All but the norm over a head is split (core/ssm/gated_delta_net/common.py, core 0.19)."""
-    convolution = linear.conv_kernel * linear.convolved_width + 2 * linear.num_value_heads
-    return _linear_projections(linear, hidden, tensor) + convolution / tensor + linear.value_head_dim
-
-
-def _linear_projections(linear: LinearAttention, hidden: int, tensor: FloatColumn) -> FloatColumn:
-    return hidden * (linear.projected_width + linear.value_width) / tensor
-
-
-def _mamba(mamba: Mamba, hidden: int, tensor: FloatColumn) -> FloatColumn:
-    """Heads and groups are split, and all that is theirs (core/ssm/mamba_mixer.py, core 0.19)."""
-    columns = (CONV_KERNEL + 1) * mamba.convolved_width + 3 * mamba.num_heads + mamba.inner_width
-    return _mamba_projections(mamba, hidden, tensor) + columns / tensor
-
-
-def _mamba_projections(mamba: Mamba, hidden: int, tensor: FloatColumn) -> FloatColumn:
-    return hidden * (mamba.projected_width + mamba.inner_width) / tensor
-
-
-def _of_parts(shape: ModelShape, **columns: Callable[[], FloatColumn]) -> dict[str, FloatColumn]:
-    """Return the columns of the parts that layers of the model have."""
-    return {kind: columns[kind]() for kind in part_kinds(shape)}
-
-
-def _norms(shape: ModelShape) -> float:
-    return shape.hidden_size * (2.0 if shape.normalization == "LayerNorm" else 1.0)
-
-
-def _query_norms(job: Job) -> int:
-    """A norm as wide as the residual stream before queries that have no latent, where a backend has one."""
-    mla = job.shape.mla
-    return int(job.facts.query_input_normed and mla is not None and mla.q_lora_rank is None)
-
-
-def _mlp(shape: ModelShape, width: float, tensor: FloatColumn, outer: int | None = None) -> FloatColumn:
-    outer = shape.hidden_size if outer is None else outer
-    count = outer * width * (3.0 if shape.gated_mlp else 2.0) / tensor
-    if shape.linear_bias:
-        count = count + width * (2.0 if shape.gated_mlp else 1.0) / tensor + outer
-    return count
-
-
 @once_for_rows
-def layer_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn, FloatColumn]:
-    """(dense layer, dense part of a mixture layer, expert part of a mixture layer), per device."""
-    shape, lay = job.shape, rows.layouts
-    tensor, hidden, alone = rows.tensor, shape.hidden_size, shape.mamba is not None
-    linear, mamba = shape.linear_attention, shape.mamba
-    norms = (shape.norms_per_layer + _query_norms(job)) * _norms(shape) + 2.0 * stream_mixing(shape)
-    mixers = _of_parts(
-        shape,
-        attention=lambda: mean_of_kinds(rows, [_attention(alike.shape, tensor) for alike in job.by_attention]),
-        linear=lambda: np.zeros(len(rows)) if linear is None else _linear_attention(linear, hidden, tensor),
-        mamba=lambda: np.zeros(len(rows)) if mamba is None else _mamba(mamba, hidden, tensor),
-        mlp=lambda: _mlp(shape, shape.ffn_hidden_size, tensor),
-    )
-    common = mean_of_parts(rows, mixers)
-    dense = common + norms if alone else common + norms + _mlp(shape, shape.ffn_hidden_size, tensor)
-    if shape.moe is None:
-        return dense, np.zeros(len(rows)), np.zeros(len(rows))
-    moe = shape.moe
-    shared = (norms if alone else common + norms) + hidden * (moe.num_experts + float(moe.shared_expert_gate))
-    if shape.linear_bias:
-        shared = shared + moe.num_experts
-    if moe.latent_size is not None:
-        shared = shared + 2.0 * hidden * moe.latent_size  # whole on every device (core/transformer/moe/moe_layer.py)
-    if moe.shared_expert_ffn_hidden_size:
-        shared = shared + _mlp(shape, moe.shared_expert_ffn_hidden_size, tensor)
-    expert = _mlp(shape, moe.ffn_hidden_size, lay.expert_tensor.astype(np.float64), shape.expert_width)
-    return dense, np.broadcast_to(shared, len(rows)), moe.num_experts / lay.expert * expert
+def layer_parameters(job: Job, rows: RankColumns) -> tuple[list[FloatColumn], list[FloatColumn]]:
+    """Return the (dense, expert) parameters of a layer of each group on one device."""
+    layers = layers_of(job, rows)
+    dense, expert = ([getattr(each, name) for each in layers.parameters] for name in ("dense", "expert"))
+    return layers.by_group(dense), layers.by_group(expert)
 
 
 @once_for_rows
@@ -199,72 +84,103 @@ def tables(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
 def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     """Return the parameters on one device of each row's pipeline rank."""
     shape, lay = job.shape, rows.layouts
-    dense_layer, moe_layer, experts = layer_parameters(job, rows)
+    dense_layers, expert_layers = layer_parameters(job, rows)
     embedding, head = tables(job, rows)
-    dense = rows.dense_layers * dense_layer + rows.moe_layers * moe_layer
-    expert = rows.moe_layers * experts
+    dense, expert = rows.sum_of(dense_layers), rows.sum_of(expert_layers)
     first = embedding + (shape.max_position_embeddings * shape.hidden_size if _learned(shape) else 0.0)
     second_table = np.where(lay.pipeline > 1, head, 0.0) if shape.tied_embeddings else head
-    norm = np.equal(rows.rank, final_norm_rank(job, lay)) * (_norms(shape) + stream_contraction(shape))
+    norm = np.equal(rows.rank, final_norm_rank(job, lay)) * (norm_parameters(shape) + stream_contraction(shape))
     if shape.mtp_num_layers:
-        heads, (extra, extra_experts) = np.equal(rows.rank, head_rank(job, lay)), _mtp(job, rows)
+        heads, extra = np.equal(rows.rank, head_rank(job, lay)), _prediction_modules(job, rows)
         apart = job.techniques.heads_before_loss or not shape.tied_embeddings
-        dense = dense + heads * (extra + np.where((lay.pipeline > 1) & apart, first, 0.0))
-        expert = expert + heads * extra_experts
+        dense = dense + heads * (extra.dense + np.where((lay.pipeline > 1) & apart, first, 0.0))
+        expert = expert + heads * extra.expert
     dense = dense + rows.first * first + rows.last * second_table + norm + rank_encoder(job, rows)
-    return RankParameters(dense, expert, np.maximum(_largest_layer(job, rows), embedding))
-
-
-def _largest_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    layers = (layer_parameters(job, alike) for alike in alike_parts(job, rows))
-    return reduce(np.maximum, (np.maximum(dense, mixture + experts) for dense, mixture, experts in layers))
+    largest = rows.most_of([each + experts for each, experts in zip(dense_layers, expert_layers, strict=True)])
+    return RankParameters(dense, expert, np.maximum(largest, embedding))
 
 
 def _learned(shape: ModelShape) -> bool:
     return shape.position_embedding.startswith("learned_absolute")
 
 
-def _mtp(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+def _prediction_modules(job: Job, rows: RankColumns) -> Parameters:
     """Multi-token-prediction modules: their layers, a 2h x h projection, three norms
     (megatron/core/transformer/multi_token_prediction.py, core 0.19). They embed tokens, so that their one of several
     stages has a table of its own (models/gpt/gpt_model.py GPTModel.__init__), unless the head's is one already."""
-    shape, layers = job.shape, head_layers(job, rows)
-    dense, mixture, experts = layer_parameters(job, layers.rows)
+    shape, layers = job.shape, layers_of(job, rows)
+    dense, expert = (
+        layers.predicted([getattr(each, name) for each in layers.parameters]) for name in ("dense", "expert")
+    )
     projection = 2.0 * shape.hidden_size**2 / rows.layouts.tensor
-    around = projection + 3.0 * _norms(shape) + stream_contraction(shape)
-    module = layers.dense * dense + layers.mixture * mixture + around
-    return shape.mtp_modules * module, shape.mtp_modules * layers.mixture * experts
-
-
-@frozen
-class Matrices:
-    """Elements of weight matrices on one device. `dense` and `expert` are (first linear, second linear) of one layer's
-    MLP, all its experts together."""
-
-    dense: tuple[FloatColumn, FloatColumn]
-    expert: tuple[FloatColumn, FloatColumn]
-    head: FloatColumn  # last rank only
+    around = projection + 3.0 * norm_parameters(shape) + stream_contraction(shape)
+    return Parameters(shape.mtp_modules * (dense + around), shape.mtp_modules * expert)
 
 
 @once_for_rows
-def matrices(job: Job, rows: RankColumns) -> Matrices:
-    """Return the matrices whose gradients are computed one after the other."""
-    shape, lay = job.shape, rows.layouts
-    tensor = rows.tensor
-    gates = 2.0 if shape.gated_mlp else 1.0
-    second = shape.hidden_size * shape.ffn_hidden_size / tensor
-    head = np.where(rows.last, tables(job, rows)[1], 0.0)
-    if shape.moe is None:
-        none = np.zeros(len(rows))
-        return Matrices((gates * second, second), (none, none), head)
-    expert_matrix = shape.expert_width * shape.moe.ffn_hidden_size / lay.expert_tensor
-    local = shape.moe.num_experts / lay.expert
-    return Matrices((gates * second, second), (gates * local * expert_matrix, local * expert_matrix), head)
+def head_matrix(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the elements of the head on one device: on the last rank alone."""
+    return np.where(rows.last, tables(job, rows)[1], 0.0)
 
 
+@once_for_rows
 def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the elements of the weight matrices whose shapes differ, each once, and of the head."""
-    return distinct_elements(job, rows) + matrices(job, rows).head + encoder_matrices(job, rows)
+    """Return the elements of the weight matrices on a rank whose shapes differ, each once, whichever block has it, and
+    of the head."""
+    layers = layers_of(job, rows)
+    total = np.zeros(len(rows))
+    earlier: list[tuple[Matrix, BoolColumn]] = []
+    for matrix, here in _matrices_here(job, rows):
+        if not matrix.linear:
+            continue
+        new = here
+        for other, there in earlier:
+            alike = _alike(matrix, other, layers.columns)
+            if np.any(alike):
+                new = new & ~(there & (layers.of_ranks(alike) > 0))
+        total = total + np.where(new, layers.of_ranks(matrix.elements_on_device(layers.columns)), 0.0)
+        earlier.append((matrix, here))
+    return total + head_matrix(job, rows) + encoder_matrices(job, rows)
+
+
+def _alike(one: Matrix, other: Matrix, c: LayerColumns) -> Size:
+    """Return where two matrices have the same shape on a device."""
+    inputs = np.equal(one.inputs_on_device(c), other.inputs_on_device(c))
+    return np.asarray(inputs & np.equal(one.outputs_on_device(c), other.outputs_on_device(c)), dtype=np.float64)
+
+
+def _matrices_here(job: Job, rows: RankColumns) -> Iterator[tuple[Matrix, BoolColumn]]:
+    """Yield the different matrices of the model's layers, and which ranks have a layer with each."""
+    model = model_of(job.shape)
+    with_heads = np.equal(rows.rank, head_rank(job, rows.layouts))
+    here: dict[Matrix, BoolColumn] = {}
+    for kind, layer in enumerate(model.kinds):
+        holds = np.zeros(len(rows), dtype=np.bool_)
+        for kinds, count in zip(rows.groups, rows.counts, strict=True):
+            holds = holds | (count > 0) if kind in kinds else holds
+        if kind in model.predicts:
+            holds = holds | with_heads
+        for matrix in layer.matrices:
+            here[matrix] = here[matrix] | holds if matrix in here else holds
+    yield from here.items()
+
+
+@once_for_rows
+def largest_matrices(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """Return the elements of the largest matrix of a rank's layers outside experts, and of the first or second matrices
+    of all experts of a device together; 0 where the rank has none. Where a framework keeps projections apart that
+    another fuses, each counts alone, except those of experts."""
+    layers = layers_of(job, rows)
+    c, dense, expert = layers.columns, np.zeros(len(rows)), np.zeros(len(rows))
+    for matrix, here in _matrices_here(job, rows):
+        if matrix.of_experts:
+            size = layers.of_ranks(matrix.count_on_device(c) * matrix.elements_on_device(c))
+            expert = np.maximum(expert, np.where(here, size, 0.0))
+        elif matrix.linear:
+            widest = max((part.columns for part in matrix.parts), default=0.0) / matrix.outputs
+            share = widest if job.facts.projections_apart else 1.0
+            dense = np.maximum(dense, np.where(here, share * layers.of_ranks(matrix.elements_on_device(c)), 0.0))
+    return dense, expert
 
 
 @once_for_rows
@@ -278,63 +194,37 @@ def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
     return np.maximum(np.maximum(dense, experts), table)
 
 
-def _attention_matrices(shape: ModelShape, tensor: FloatColumn) -> FloatColumn:
-    """Return the elements of one layer's attention matrices on a device, without biases and norms."""
-    if shape.mla is not None:
-        return _latent_attention(shape, tensor)
-    if shape.compressed_attention is not None:
-        return np.full(len(tensor), narrow_weights(shape, shape.compressed_attention))
-    groups = np.maximum(shape.num_query_groups / tensor, 1.0)
-    queries = 3.0 if shape.attention_gate else 2.0
-    return shape.hidden_size * (
-        queries * shape.query_width / tensor + float(shape.projected_groups) * groups * shape.head_dim
-    )
-
-
 @once_for_rows
-def linear_weights(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
-    """Return the (dense, expert) weights of the blocks' linear layers on one device: what a narrower number format is
-    applied to (not the embedding, the head and the router)."""
-    shape, lay = job.shape, rows.layouts
-    tensor = rows.tensor
-    gates, linear, mamba = 3.0 if shape.gated_mlp else 2.0, shape.linear_attention, shape.mamba
-    mlp, none, alone = (
-        gates * shape.hidden_size * shape.ffn_hidden_size / tensor,
-        np.zeros(len(rows)),
-        mamba is not None,
-    )
-    mixers = _of_parts(
-        shape,
-        attention=lambda: mean_of_kinds(rows, [_attention_matrices(alike.shape, tensor) for alike in job.by_attention]),
-        linear=lambda: none if linear is None else _linear_projections(linear, shape.hidden_size, tensor),
-        mamba=lambda: none if mamba is None else _mamba_projections(mamba, shape.hidden_size, tensor),
-        mlp=lambda: mlp,
-    )
-    mixer = mean_of_parts(rows, mixers)
-    dense = rows.dense_layers * (mixer if alone else mixer + mlp)
-    if shape.moe is None:
-        return dense, np.zeros(len(rows))
-    moe = shape.moe
-    experts = moe.num_experts / lay.expert * shape.expert_width * moe.ffn_hidden_size / lay.expert_tensor
-    shared = gates * shape.hidden_size * moe.shared_expert_ffn_hidden_size / tensor + (0.0 if alone else mixer)
-    shared = shared + (0.0 if moe.latent_size is None else 2.0 * shape.hidden_size * moe.latent_size)
-    return dense + rows.moe_layers * shared, rows.moe_layers * gates * experts
+def linear_weights(job: Job, rows: RankColumns) -> tuple[list[FloatColumn], list[FloatColumn]]:
+    """Return the (dense, expert) weights of a layer's linear layers on one device, by group: what a narrower number
+    format is applied to (not the embedding, the head and the router)."""
+    layers = layers_of(job, rows)
+    c = layers.columns
+
+    def weights(of_experts: bool) -> list[FloatColumn]:
+        def of_layer(layer: Layer, tensors: Tensors) -> Size:
+            chosen = (each for each in layer.matrices if each.narrow and each.of_experts == of_experts)
+            return sum((each.count_on_device(c) * each.elements_on_device(c) for each in chosen), 0.0)
+
+        return layers.by_group(layers.each(of_layer))
+
+    return weights(of_experts=False), weights(of_experts=True)
 
 
-def trained_layers(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
-    """Dense and mixture layers of each row's rank that are trained (SHERL, Diao et al. 2024: late layers alone)."""
+def trained_counts(job: Job, rows: RankColumns) -> tuple[FloatColumn, ...]:
+    """Return the layers of each group on each row's rank that are trained (SHERL, Diao et al. 2024: late layers
+    alone)."""
     last = job.techniques.trained_layers
     if last is None:
-        return rows.dense_layers, rows.moe_layers
-    shape = job.shape
-    pattern = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
-    before = np.concatenate([[0], np.cumsum(pattern)])  # mixture layers before layer i
-    layers, mixture = np.zeros(len(rows)), np.zeros(len(rows))
-    for start, stop in chunk_ranges(shape, rows.layouts, rows.rank):
-        first = np.clip(shape.num_layers - last, start, stop)
-        layers += stop - first
-        mixture += before[stop] - before[first]
-    return layers - mixture, mixture
+        return rows.counts
+    model = model_of(job.shape)
+    counts = [np.zeros(len(rows)) for _ in rows.groups]
+    for start, stop in chunk_ranges(len(model.order), rows.layouts, rows.rank):
+        first = np.clip(len(model.order) - last, start, stop)
+        for count, kinds in zip(counts, rows.groups, strict=True):
+            for kind in kinds:
+                count += model.before[kind][stop] - model.before[kind][first]
+    return tuple(counts)
 
 
 def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> RankParameters:
@@ -348,73 +238,69 @@ def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> R
             return counts
         frozen = rank_encoder(job, rows) - rank_encoder(job, rows, trained=True)
         return replace(counts, dense=counts.dense - frozen)
-    dense_layers, moe_layers = trained_layers(job, rows)
-    dense, mixture, experts = layer_parameters(job, rows)
+    trained = replace(rows, counts=trained_counts(job, rows))
+    dense_layers, expert_layers = layer_parameters(job, rows)
     head = tables(job, rows)[1] + job.shape.hidden_size
-    trained = dense_layers * dense + moe_layers * mixture + np.where(rows.last, head, 0.0)
-    return replace(counts, dense=np.minimum(trained, counts.dense), expert=moe_layers * experts)
+    dense = trained.sum_of(dense_layers) + np.where(rows.last, head, 0.0)
+    return replace(counts, dense=np.minimum(dense, counts.dense), expert=trained.sum_of(expert_layers))
 
 
 def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tuple[FloatColumn, FloatColumn]:
-    """(dense, expert) parameters of the adapters on a device: rank x (inputs + outputs) of every linear layer of the
-    blocks that has one (LoRA, Hu et al. 2021, section 4.2). `frozen` leaves out the first matrices (LoRA-FA, Zhang et
-    al. 2023).
-
-    Tensor parallelism splits one side of each pair, the one its linear layer is split on; of `adapters_fused` both.
-    """
-    adapters = job.techniques.adapters
-    if adapters is None:
+    """Return the (dense, expert) parameters of the adapters on a device. Layers of multi-token-prediction modules of
+    Megatron core have adapters as the others have; the projections before them have none. `frozen` leaves out the first
+    matrices where these are apart (LoRA-FA, Zhang et al. 2023)."""
+    if job.techniques.adapters is None:
         return np.zeros(len(rows)), np.zeros(len(rows))
-    shape, lay = job.shape, rows.layouts
-    if job.facts.adapters_fused:
-        return fused_parameters(job, rows)
-    t, h, targets = rows.tensor, float(shape.hidden_size), adapters.targets
-    projections = float("up_proj" in targets) + float(shape.gated_mlp and "gate_proj" in targets)
-
-    def mlp(width: float, split: FloatColumn) -> FloatColumn:
-        first = projections * ((0.0 if frozen else h) + width / split)
-        second = (0.0 if frozen else width / split) + h
-        return first + second if "down_proj" in targets else first
-
-    attention, linear = _attention_pairs(shape, targets, t, frozen), shape.linear_attention
-    if linear is not None and "o_proj" in targets:  # all of attention's, or none
-        each = _of_parts(shape, attention=lambda: attention, linear=lambda: _delta_pairs(linear, h, t, frozen))
-        attention = mean_of_parts(rows, each)
-    if shape.moe is None:
-        return adapters.rank * rows.dense_layers * (attention + mlp(shape.ffn_hidden_size, t)), np.zeros(len(rows))
-    moe = shape.moe
-    shared = mlp(moe.shared_expert_ffn_hidden_size, t) if moe.shared_expert_ffn_hidden_size else 0.0
-    dense = rows.dense_layers * (attention + mlp(shape.ffn_hidden_size, t)) + rows.moe_layers * (attention + shared)
-    experts = moe.num_experts / lay.expert * mlp(moe.ffn_hidden_size, lay.expert_tensor.astype(np.float64))
-    return adapters.rank * dense, adapters.rank * rows.moe_layers * experts
+    layers = layers_of(job, rows)
+    (dense, expert), fused = _adapters_by_kind(job, layers.columns, frozen), job.facts.adapters_fused
+    totals = [rows.sum_of(layers.by_group(each)) for each in (dense, expert)]
+    if fused and job.shape.mtp_num_layers:
+        modules = np.where(np.equal(rows.rank, head_rank(job, rows.layouts)), job.shape.mtp_modules, 0)
+        totals = [total + modules * layers.predicted(each) for total, each in zip(totals, (dense, expert), strict=True)]
+    return totals[0], totals[1]
 
 
-def _delta_pairs(linear: LinearAttention, h: float, t: FloatColumn, frozen: bool) -> FloatColumn:
-    """The same of one gated delta net."""
-    inputs = 0.0 if frozen else h + linear.value_width / t
-    return linear.projected_width / t + h + inputs
+def layer_adapters(job: Job, rows: RankColumns) -> list[FloatColumn]:
+    """Return the parameters of the adapters of one layer of each group on a device."""
+    layers = layers_of(job, rows)
+    pairs = zip(*_adapters_by_kind(job, layers.columns, frozen=False), strict=True)
+    return layers.by_group([dense + expert for dense, expert in pairs])
 
 
-def _attention_pairs(shape: ModelShape, targets: frozenset[str], t: FloatColumn, frozen: bool) -> FloatColumn:
-    """Inputs and outputs of the linear layers of one attention block that have an adapter, summed. Latent attention has
-    other layers: all of them have one, or none."""
-    h = float(shape.hidden_size)
-    if shape.mla is None:
-        groups, query = np.maximum(shape.num_query_groups / t, 1.0) * shape.head_dim, shape.query_width / t
-        inputs = 0.0 if frozen else h
-        sides = {
-            "q_proj": inputs + (1.0 + shape.attention_gate) * query,
-            "k_proj": inputs + groups,
-            "v_proj": inputs + groups,
-            "o_proj": h + (0.0 if frozen else query),
-        }
-        return reduce(np.add, (sides[name] for name in sides if name in targets), np.zeros(len(t)))
-    if "o_proj" not in targets:
-        return np.zeros(len(t))
-    mla, heads = shape.mla, shape.num_attention_heads
-    width, latent = heads * (mla.qk_head_dim + mla.qk_pos_emb_head_dim), mla.q_lora_rank or 0
-    columns = width / t + latent + mla.kv_lora_rank + mla.qk_pos_emb_head_dim
-    columns = columns + heads * (mla.qk_head_dim + mla.v_head_dim) / t
-    inputs = 2.0 * h + latent + mla.kv_lora_rank
-    last = heads * mla.v_head_dim / t
-    return columns + h + (0.0 if frozen else inputs + last)
+def _adapters_by_kind(job: Job, c: LayerColumns, frozen: bool) -> tuple[list[Size], list[Size]]:
+    count = _fused_pairs if job.facts.adapters_fused else _pairs
+    kinds = model_of(job.shape).kinds
+    dense, expert = (
+        [count(job, c, [each for each in layer.matrices if each.of_experts == experts], frozen) for layer in kinds]
+        for experts in (False, True)
+    )
+    return dense, expert
+
+
+def _pairs(job: Job, c: LayerColumns, matrices: list[Matrix], frozen: bool) -> Size:
+    """Return rank x (inputs + outputs) of every linear layer that has an adapter (LoRA, Hu et al. 2021, section 4.2).
+    Tensor parallelism splits one side of each pair, the one its linear layer is split on."""
+    adapters = job.techniques.adapters
+    assert adapters is not None
+    total: Size = 0.0
+    for matrix in matrices:
+        ranks = matrix.ranks(c)
+        for part in matrix.parts:
+            if part.name in adapters.targets:
+                outputs = part.on_device(ranks) if matrix.divided == "outputs" else part.columns
+                sides = outputs if frozen else matrix.inputs_on_device(c) + outputs
+                total = total + matrix.count_on_device(c) * sides
+    return adapters.rank * total
+
+
+def _fused_pairs(job: Job, c: LayerColumns, matrices: list[Matrix], frozen: bool) -> Size:
+    """Return the parameters of adapters beside the linears that Megatron core 0.19 has. Tensor parallelism splits both
+    matrices of a pair. All experts of a device share one pair for each of their two linears, and a shared expert has
+    its own (megatron/bridge/peft/lora.py LoRA, `share_expert_adapters`, Megatron-Bridge 0.6)."""
+    adapters = job.techniques.adapters
+    assert adapters is not None
+    beside = fused_adapted(matrices, adapters)
+    total: Size = 0.0
+    for matrix in beside:
+        total = total + (matrix.inputs + matrix.outputs) / matrix.ranks(c)
+    return adapters.rank * total

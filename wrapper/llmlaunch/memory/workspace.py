@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 
-from llmlaunch.columns import FloatColumn
-from llmlaunch.layout import RECOMPUTE_SELECTIVE
-from llmlaunch.memory.activations import RECOMPUTED, layer_input
-from llmlaunch.memory.adapters import fused_pairs
-from llmlaunch.memory.attention_backward import attention_backward
-from llmlaunch.memory.compressed import mixing_backward
+from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.layers.mixture import Mixture
+from llmlaunch.layers.model import model_of
+from llmlaunch.memory.activations import kept_by_kind
 from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, RankColumns, alike_parts, by_recompute, recomputes
+from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
+from llmlaunch.memory.layer_bytes import by_recompute, layers_of
 from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
-from llmlaunch.memory.saved import (
-    gathered_tokens,
-    kept_operators,
-    projected_bytes,
-    routed_tokens,
-    saved_by_dense_layer,
-    saved_by_mixture_layer,
-    sequence_split,
-    tokens,
-)
 from llmlaunch.memory.schedule import in_flight
+from llmlaunch.memory.tokens import layer_input, sequence_split, tokens
 from llmlaunch.memory.vision import encoder_backward
-from llmlaunch.memory.weights import distinct_matrices, matrices, vocabulary
+from llmlaunch.memory.weights import distinct_matrices, head_matrix, layer_adapters, vocabulary
 
 __all__ = [
-    "adapted_forward",
     "embedding_backward",
     "head_backward",
     "layer_backward",
@@ -41,107 +30,32 @@ __all__ = [
     "weight_gradient_stubs",
 ]
 
-FP32_BYTES = 4.0
-
 
 def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the gradients alive while one layer runs backward, beyond the saved tensors they replace.
-
-    The MLP comes first. Its steps, in turn: the second linear (gradient of its output and of its input), the
-    activation function (gradients of both sides; the saved input of the second linear is gone), the first linear
-    (gradient of its input, and of its weight where that is not accumulated in place). The gradient of the residual
-    stream lives through all of it, twice where it branches; in eager autograd it is also the gradient of the block's
-    output. A chunked MLP does so one piece of the sequence after the other (MsT, Luo et al. 2024, section 3.2;
-    megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19).
-    """
-    shape, e = job.shape, job.facts.activation_bytes
-    n, split, t = tokens(job, rows), sequence_split(job, rows), rows.tensor
-    more = shape.hidden_size if job.facts.branch_gradients_apart else 0
-    stream = e * n * (shape.stream_width + more) / split
-    piece = 1.0 / job.techniques.mlp_chunks
-    width = n * shape.ffn_hidden_size / t * piece
-    dense = _mlp_backward(job, n, width, n * shape.hidden_size, matrices(job, rows).dense) + _recomputed_piece(
-        job, width
-    )
-    attention, shares = np.maximum(attention_backward(job, rows), mixing_backward(job, n)), rows.shares
-    if shape.mamba is not None:  # whose layers are not all followed by an MLP
-        dense = np.where(shares["mlp"] > 0, dense, 0.0) if shares is not None and "mlp" in shares else 0.0 * dense
-    if shape.moe is None:
-        return np.asarray(stream + np.maximum(np.maximum(dense, attention), _unfused_norm_backward(job, rows)))
-    routed = routed_tokens(job, rows)
-    inputs = routed * shape.expert_width * rows.layouts.expert_tensor
-    expert_width = routed * shape.moe.ffn_hidden_size * piece
-    expert = _mlp_backward(job, n, expert_width, inputs, matrices(job, rows).expert, _activation_recomputed(job, rows))
-    # an exchange holds the permuted copy, the exchanged one and the sorted one (traced); where tokens are gathered, the
-    # permuted copy and one of all of them
-    gathered = gathered_tokens(job, rows)
-    exchange = e * shape.expert_width * np.where(gathered > 0, routed + gathered, 3.0 * routed)
-    mixture = np.maximum(expert, exchange)
-    dense, mixture = np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0)
-    return np.asarray(stream + np.maximum(np.maximum(dense, mixture), attention))
+    """Return the gradients alive while one layer runs backward, beyond the saved tensors they replace: those of its
+    worst block, and of the layer that has most. The gradient of the residual stream lives through all of it, twice
+    where it branches; in eager autograd it is also the gradient of the block's output."""
+    layers = layers_of(job, rows)
+    c, hidden = layers.columns, job.shape.hidden_size
+    more = hidden if job.facts.branch_gradients_apart else 0
+    stream = job.facts.activation_bytes * c.tokens * (job.shape.stream_width + more) / c.sequence_split
+    backward = layers.backward(partial(_last_kind, job, rows), kept_by_kind(job, layers))
+    return np.asarray(layers.of_ranks(stream) + rows.most_of(backward))
 
 
-def _unfused_norm_backward(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the fp32 temporaries of an unfused norm's backward pass, beyond what the MLP behind it has surely saved
-    and let go of by then: one computed in pieces has saved its input alone (deepspeed/runtime/sequence_parallel/
-    ulysses_sp.py SequenceTiledCompute.forward, 0.19.8; traced)."""
-    facts, n = job.facts, tokens(job, rows)
-    saved = 2.0 * facts.activation_bytes * n * job.shape.ffn_hidden_size / rows.tensor
-    if facts.mlp_chunks_recomputed and job.techniques.mlp_chunks > 1:
-        saved = facts.activation_bytes * n * job.shape.hidden_size / sequence_split(job, rows)
-    return np.asarray(facts.norm_backward_bytes * n * job.shape.hidden_size / sequence_split(job, rows) - saved)
+@once_for_rows
+def _last_kind(job: Job, rows: RankColumns) -> IntColumn:
+    """Return the kind of the last layer that each row's rank holds."""
+    model = model_of(job.shape)
+    stops = [stop for _, stop in chunk_ranges(len(model.order), rows.layouts, rows.rank)]
+    last: IntColumn = np.array(model.order)[np.maximum(reduce(np.maximum, stops), 1) - 1]
+    return last
 
 
-def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return the tokens on their way to the experts and back, which stay alive until all of that is done: permuted,
-    exchanged, output by the experts, and sorted again where there are several; before that, where experts have biases,
-    the output with its bias, expert by expert and put together; over expert-tensor ranks this rank's part of the sum,
-    and where the router computes in fp32 a copy of all their tokens in that type. The shared expert's output comes on
-    top, and what experts take in where they are frozen and nothing keeps it. DeepEP makes what it received, at most
-    every routed copy, and permutes it, and both again behind the experts; HybridEP sends from and to its buffers
-    (megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher, core 0.19; traced)."""
-    moe, lay, facts, e = job.shape.moe, rows.layouts, job.facts, job.facts.activation_bytes
-    flex = job.techniques.token_dispatcher == "flex"
-    if moe is None or not facts.exchanges_held or job.techniques.token_dispatcher == "allgather":
-        return 0.0
-    routed, over = routed_tokens(job, rows), (lay.expert_tensor > 1) & (not flex)
-    gathered = routed * lay.expert_tensor
-    sorts = moe.num_experts > lay.expert
-    output = 3.0 if job.shape.linear_bias else 1.0 + sorts
-    narrow = routed * (1.0 + (lay.expert > 1)) + gathered * output
-    if flex:
-        narrow = gathered * (2.0 if job.techniques.flex_backend == "hybridep" else 4.0)
-    shared = tokens(job, rows) / sequence_split(job, rows) * (moe.shared_expert_ffn_hidden_size > 0)
-    adapters = job.techniques.adapters
-    narrow = narrow + gathered * (adapters is not None and "up_proj" not in adapters.targets)
-    wide = FP32_BYTES * (gathered + routed) if moe.num_experts >= facts.fp32_router_experts else e * routed
-    exchange_bytes = job.shape.expert_width * (e * narrow + wide * over) + e * job.shape.hidden_size * shared
-    return np.where(rows.moe_layers > 0, exchange_bytes, 0.0)
-
-
-def adapted_forward(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return what the MLP's linears add in the last layer's forward pass, beside all that is saved: what the frozen
-    matrix puts out, what the adapter does, before and after it is scaled, and their sum, which is saved of the first
-    linear, while there is no input of the second yet (megatron/bridge/peft/lora_layers.py LoRALinear.forward,
-    Megatron-Bridge 0.6). Over tensor ranks the second adapter gathers its columns, which then are put together
-    (megatron/core/tensor_parallel/mappings.py _gather_along_last_dim, core 0.19). The tokens of experts are there
-    permuted and exchanged, too, and an activation that is computed again is still there (traced)."""
-    adapters, e, shape = job.techniques.adapters, job.facts.activation_bytes, job.shape
-    if adapters is None or not job.facts.adapters_fused:
-        return 0.0
-    targets = adapters.fused_targets(shape.gated_mlp) or ()
-    first, second = float("linear_fc1" in targets), float("linear_fc2" in targets)
-    each = first * (2.0 * (2.0 if shape.gated_mlp else 1.0) - second)
-    n, t = tokens(job, rows), rows.tensor
-    columns = np.where(t > 1, 1.0 / sequence_split(job, rows) + 1.0 / t + 2.0, 3.0)
-    dense = e * n * np.maximum(each * shape.ffn_hidden_size / t, second * shape.hidden_size * columns)
-    if shape.moe is None:
-        return np.asarray(dense)
-    routed, outer, width = routed_tokens(job, rows), shape.expert_width, shape.moe.ffn_hidden_size
-    again = width * _activation_recomputed(job, rows)
-    own = np.maximum(each * width, second * (3.0 * outer + again))
-    mixture = e * routed * (own + np.where(own > 0, outer * (1.0 + (rows.layouts.expert > 1)), 0.0))
-    return np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0))
+def mixture_forward(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return what the last layer's forward pass has alive beside all that is saved, of the layer that has most: tokens
+    on their way to experts, and what adapters add."""
+    return rows.most_of(layers_of(job, rows).forward())
 
 
 def embedding_backward(job: Job, rows: RankColumns, activations: FloatColumn) -> FloatColumn:
@@ -168,63 +82,14 @@ def _freed_by_first_chunk(job: Job, rows: RankColumns) -> FloatColumn:
         rows.microbatches,
         lay.pipeline if job.microbatch_group is None else job.microbatch_group,
     )
-    first = (rows.dense_layers + rows.moe_layers) / v
+    first = rows.layers / v
     if np.any(lay.uneven):
         of_partition = np.array([split[0] if split else 0 for split in lay.partitions], dtype=np.float64)
         first = np.where(lay.uneven, of_partition[lay.partition], first)
-    alive_layers = np.maximum(alive.dense + alive.mixture, 1.0)
+    alive_layers = np.maximum(alive.layers, 1.0)
     chunks = alive.depth * v
     replaced = np.where(v > 1, m * v - (v - 1) * g, chunks)
     return np.asarray(np.minimum(first / alive_layers + np.maximum(chunks - replaced, 0.0) / chunks, 1.0))
-
-
-def _activation_recomputed(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return 1 where experts' activations are recomputed, which keeps them until the activation has run backward
-    (megatron/core/tensor_parallel/random.py CheckpointWithoutOutput, core 0.19; traced)."""
-    recompute = recomputes(job, rows.layouts, "moe_act")
-    if not np.any(recompute):
-        return 0.0
-    return np.where((rows.layouts.recompute == RECOMPUTE_SELECTIVE) & recompute, 1.0, 0.0)
-
-
-def _mlp_backward(
-    job: Job,
-    n: FloatColumn,
-    width: FloatColumn,
-    hidden: FloatColumn,
-    matrix: tuple[FloatColumn, FloatColumn],
-    outliving: FloatColumn | float = 0.0,
-) -> FloatColumn:
-    """Return the bytes alive at the worst step of an MLP's backward pass. `width` and `hidden` are elements of one
-    ffn-wide and one hidden-wide tensor, `matrix` those of both weights; `outliving` is the share of the second linear's
-    input that outlives its backward."""
-    e, w = job.facts.activation_bytes, job.facts.linear_input_bytes * _inputs_kept(job)
-    projected = 2.0 if job.shape.gated_mlp else 1.0
-    no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
-    first, second = (0.0 if no_temporary else job.facts.parameter_bytes * m for m in matrix)
-    output = hidden if job.facts.branch_gradients_apart else 0.0
-    second_linear = e * (output + width) + second
-    created = 0.0 if job.facts.gated_gradient_in_place and job.shape.gated_mlp else projected
-    saved_input = w * width
-    activation = e * (1.0 + created) * width - saved_input * (1.0 - outliving)
-    first_linear = e * (projected * width + hidden) + first - saved_input - e * projected * width
-    return np.maximum(second_linear, np.maximum(activation, first_linear))
-
-
-def _inputs_kept(job: Job) -> float:
-    """Return the share of the input of an MLP's second linear that is saved, and freed once its weight gradient is
-    computed."""
-    adapters = job.techniques.adapters
-    if adapters is not None and (adapters.frozen_down or "down_proj" not in adapters.targets):
-        return 0.0
-    return job.techniques.sampled_share
-
-
-def _recomputed_piece(job: Job, width: FloatColumn) -> FloatColumn | float:
-    """Return what one piece of a chunked MLP saves while it is recomputed."""
-    if job.techniques.mlp_chunks == 1 or not job.facts.mlp_chunks_recomputed:
-        return 0.0
-    return (projected_bytes(job) + job.facts.linear_input_bytes) * width
 
 
 def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
@@ -235,60 +100,24 @@ def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
     to the first recomputed layer.
     """
 
+    layers, none = layers_of(job, rows), np.zeros(len(rows))
+
     def full() -> FloatColumn:
-        whole = _whole_layer(job, rows) - layer_input(job, rows)  # which is kept already
-        whole = whole + recomputed_head(job, rows)
+        beside_input = layers.by_group([total - layers.stream for total in layers.totals])  # which is kept already
+        whole = rows.most_of(beside_input) + recomputed_head(job, rows)
         count = rows.layouts.recompute_layers
         if job.techniques.recompute_method == "uniform":
             return whole * np.maximum(count, 1)
-        layers = (rows.dense_layers + rows.moe_layers) / rows.layouts.virtual_pipeline
-        return whole * np.where(count == 0, 1.0, np.clip(1.0 + count - layers, 0.0, 1.0))
+        of_chunk = rows.layers / rows.layouts.virtual_pipeline
+        return whole * np.where(count == 0, 1.0, np.clip(1.0 + count - of_chunk, 0.0, 1.0))
 
-    return by_recompute(rows, lambda: np.zeros(len(rows)), lambda: _recomputed_modules(job, rows), full)
-
-
-def _whole_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return all that the largest layer of a row's rank saves."""
-    return reduce(np.maximum, (_whole_mean_layer(job, alike) for alike in alike_parts(job, rows)))
-
-
-def _whole_mean_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    dense = saved_by_dense_layer(job, rows).total
-    if job.shape.moe is None:
-        return dense
-    mixture = np.maximum(dense * (rows.dense_layers > 0), saved_by_mixture_layer(job, rows).total)
-    return np.where(rows.moe_layers > 0, mixture, dense)
-
-
-def _recomputed_modules(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return what selective recompute recomputes of one layer."""
-    if job.facts.operators_kept:
-        return _recomputed_operators(job, rows)
-    lay, dense = rows.layouts, saved_by_dense_layer(job, rows)
-    part = np.zeros(len(rows))
-    if np.any(mlp := recomputes(job, lay, "mlp")):
-        part = np.where((rows.dense_layers > 0) & mlp, dense.of("mlp_norm_output", *RECOMPUTED["mlp"]), 0.0)
-    for name in ("moe", "moe_act") if job.shape.moe is not None else ():  # the activation is part of the experts
-        if np.any(module := recomputes(job, lay, name)):
-            mixture = saved_by_mixture_layer(job, rows).of(*RECOMPUTED[name])
-            part = np.maximum(part, np.where((rows.moe_layers > 0) & module, mixture, 0.0))
-    return dense.of("attn_scores") + part
-
-
-def _recomputed_operators(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return what selective recompute by operator recomputes of the layer that saves most."""
-    dense = saved_by_dense_layer(job, rows).total - kept_operators(job, rows, job.shape.ffn_hidden_size)
-    if job.shape.moe is None:
-        return dense
-    shared = job.shape.moe.shared_expert_ffn_hidden_size
-    mixture = saved_by_mixture_layer(job, rows).total - kept_operators(job, rows, shared)
-    return np.maximum(np.where(rows.dense_layers > 0, dense, 0.0), np.where(rows.moe_layers > 0, mixture, 0.0))
+    return by_recompute(rows.layouts, lambda: none, lambda: rows.most_of(layers.by_group(layers.repeated())), full)
 
 
 def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last rank the gradients of the logits, of the head's gathered input, and of its weight."""
     n, t = tokens(job, rows), rows.tensor
-    head = matrices(job, rows).head
+    head = head_matrix(job, rows)
     wide = vocabulary(job, rows) / logits_split(job, rows)
     logits = n * loss_piece(job, rows) * job.facts.logit_gradient_bytes * wide
     no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
@@ -307,9 +136,7 @@ def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
     if not (job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs):
         return np.zeros(len(rows))
     if job.techniques.adapters is not None and job.facts.adapters_fused:
-        layer, experts = fused_pairs(job, rows)
-        kinds = (layer[0], rows.dense_layers), (layer[1] + experts, rows.moe_layers)
-        return job.facts.parameter_bytes * reduce(np.maximum, [np.where(count > 0, each, 0.0) for each, count in kinds])
+        return job.facts.parameter_bytes * rows.most_of(layer_adapters(job, rows))
     return job.facts.parameter_bytes * (distinct_matrices(job, rows) + projection(job, rows))
 
 
@@ -328,7 +155,7 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
         buffers["user_buffers"] = np.where(split, facts.user_buffers * facts.linear_input_bytes * n * h, 0.0)
     if facts.sequence_gather != "none":
         keeps = split if facts.sequence_gather == "all" else split & rows.last
-        gathered = np.maximum(np.where(keeps, n, 0.0), gathered_tokens(job, rows))
+        gathered = np.maximum(np.where(keeps, n, 0.0), _gathered_tokens(job, rows))
         buffers["sequence_gather"] = facts.activation_bytes * h * gathered
     if facts.pipeline_buffers:
         stream = facts.activation_bytes * n * job.shape.stream_width
@@ -340,12 +167,18 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     return buffers
 
 
+def _gathered_tokens(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the tokens that a device holds at once where the dispatcher gathers those of all expert ranks."""
+    layers = layers_of(job, rows)
+    return rows.most_of(layers.by_group(layers.of_blocks(Mixture, lambda mixture, c: mixture.gathered_tokens(c))))
+
+
 def recorded_gathers(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of gathered layer inputs that are free and cannot be reused yet. Sequence parallelism gathers
     the input of the attention and of the MLP of every layer. torch before 2.7 records them as used by NCCL's stream
     (ProcessGroupNCCL.cpp, unless TORCH_NCCL_AVOID_RECORD_STREAMS is set), so they wait until the device has passed
     them; and the host is a forward pass ahead of it."""
-    chunk = (rows.dense_layers + rows.moe_layers) / rows.layouts.virtual_pipeline
+    chunk = rows.layers / rows.layouts.virtual_pipeline
     gathered = 2.0 * chunk * job.facts.activation_bytes * job.shape.hidden_size * tokens(job, rows)
     return np.where(rows.layouts.sequence_parallel > 0, gathered, 0.0)
 

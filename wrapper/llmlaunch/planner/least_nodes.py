@@ -18,7 +18,7 @@ import numpy as np
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import EVEN, LAYOUT_FIELDS, LayoutColumns
-from llmlaunch.memory.job import Job, RankColumns, layer_kinds
+from llmlaunch.memory.job import Job, RankColumns, layer_kinds, of_classes
 from llmlaunch.memory.moments import state_terms, transient_terms
 from llmlaunch.memory.peak import StateSums, TransientSums, device_bytes
 from llmlaunch.memory.states import states
@@ -158,7 +158,7 @@ class _Ranks:
         job, count = setting.job_of(recipe), self.layers.astype(np.float64)
         batches = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
         mixtures = count * (self.heavy & (job.shape.moe is not None and any(layer_kinds(job.shape))))
-        return job, RankColumns(layouts, np.arange(len(count)), self.rank, batches, count - mixtures, mixtures)
+        return job, of_classes(job, layouts, self.rank, batches, count - mixtures, mixtures)
 
 
 class _Table:

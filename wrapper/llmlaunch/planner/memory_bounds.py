@@ -17,7 +17,15 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.grouped_pricing import distinct_states
-from llmlaunch.memory.job import Job, RankColumns, layer_kinds, one_rank, without_layers
+from llmlaunch.memory.job import (
+    Job,
+    RankColumns,
+    layer_kinds,
+    mixture_layers,
+    of_classes,
+    one_rank,
+    without_layers,
+)
 from llmlaunch.memory.moments import state_terms
 from llmlaunch.memory.peak import cache_share, outside_bytes
 from llmlaunch.memory.states import states
@@ -101,7 +109,7 @@ class MemoryBounds:
         layers = self._layers_with[int(steps[0])][1]
         place = np.array([self._layers_with[step][0] for step in steps.tolist()])
         holds = one_rank(layers.job, cut, rank)
-        layer_counts = np.array([holds.dense_layers, holds.moe_layers])
+        layer_counts = _by_class(layers.job, holds)
         state_bytes = self._state_bytes[[self._states.index(state) for state in states]][:, :, rows]
         few = layers.row_of[rows]
         activation_bytes = _least_kept(layers.job, cut, rank, layer_counts, layers.kept_bytes[:, place, few])
@@ -129,7 +137,8 @@ class MemoryBounds:
         ones = np.full(len(layouts), 1.0)
         inner = replace(layouts, pipeline=np.full(len(layouts), 2))  # there is another rank for the head and the loss
         mixture, dense = self._kind * ones, (1 - self._kind) * ones
-        one_layer = replace(without_layers(inner), dense_layers=dense, moe_layers=mixture)
+        microbatches = ones.astype(np.int64)
+        one_layer = of_classes(job, inner, 0 * microbatches, microbatches, dense, mixture)
         kept_bytes, beside = np.array(kept_by_layer(job, one_layer)), layer_backward(job, one_layer)
         if techniques.recompute_method == "uniform":
             full = layouts.recompute == RECOMPUTE_FULL
@@ -169,7 +178,7 @@ def _fewest_layers(job: Job, splits: LayoutColumns) -> tuple[IntColumn, FloatCol
     """Return one rank of each split, and the fewest dense and mixture layers that it holds however the split is cut."""
     rank = np.where(splits.uneven & (splits.pipeline > 2), 1, 0)
     rows = one_rank(job, splits, rank)
-    dense, mixture = rows.dense_layers.copy(), rows.moe_layers.copy()
+    dense, mixture = _by_class(job, rows)
     code = splits.pipeline * (job.shape.num_layers + 1) + splits.virtual_pipeline
     for value in np.unique(code[splits.uneven]).tolist():
         some = np.flatnonzero(splits.uneven & (code == value))
@@ -177,6 +186,12 @@ def _fewest_layers(job: Job, splits: LayoutColumns) -> tuple[IntColumn, FloatCol
         fewest = least_layers(job, p, v)
         dense[some], mixture[some] = fewest[:, int(rank[some[0]])]
     return rank, dense, mixture
+
+
+def _by_class(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the layers of each rank that are no mixtures and those that are (2 x rows)."""
+    mixtures = mixture_layers(job, rows)
+    return np.array([rows.layers - mixtures, mixtures])
 
 
 def _states_of_layers(
@@ -203,8 +218,7 @@ def _of_one_more(job: Job, rows: RankColumns) -> FloatColumn:
     count, most = len(rows), float(job.shape.num_layers)
     dense, mixture = np.repeat([[most + 1.0, most, 0.0, 0.0], [0.0, 0.0, most + 1.0, most]], count, axis=1)
     index = np.tile(np.arange(count), 4)
-    columns = rows.layouts.take(index), np.arange(4 * count), rows.rank[index], rows.microbatches[index]
-    holding = RankColumns(*columns, dense, mixture)
+    holding = of_classes(job, rows.layouts.take(index), rows.rank[index], rows.microbatches[index], dense, mixture)
     terms = state_terms(job, holding, states(job, holding))
     names = ("parameters", "weight_copies", "optimizer_states")
     total = terms.moments[0]["gradients"] + sum(terms.lasting[name] for name in names)
@@ -215,7 +229,7 @@ def _of_one_more(job: Job, rows: RankColumns) -> FloatColumn:
 def _least_outside(job: Job, splits: LayoutColumns) -> FloatColumn:
     """Return the bytes outside torch on the rank of each split that has least of them: the first, one between, or the
     last."""
-    rows = without_layers(splits)
+    rows = without_layers(job, splits)
     ranks = (rows.rank, np.minimum(1, splits.pipeline - 1), splits.pipeline - 1)
     least: FloatColumn = np.min([outside_bytes(job, replace(rows, rank=rank)) for rank in ranks], axis=0)
     return least

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job, RankColumns, layer_kinds
+from llmlaunch.memory.job import Job, RankColumns, layer_kinds, of_classes
 from llmlaunch.memory.peak import device_bytes, rank_sums
 
 __all__ = ["capacities", "empty_stages", "fitting", "may_hold_all", "most_that_fit", "rank_device_bytes"]
@@ -98,11 +98,8 @@ def _rank_columns(
     job: Job, layouts: LayoutColumns, index: IntColumn, rank: IntColumn, dense: IntColumn, moe: IntColumn
 ) -> RankColumns:
     """Return ranks with other numbers of layers than their layout gives them."""
-    microbatches = layouts.num_microbatches(job.workload.global_batch_size)
-    rows = layouts.take(index)
-    return RankColumns(
-        rows, index, rank, np.maximum(microbatches[index], 1), dense.astype(np.float64), moe.astype(np.float64)
-    )
+    microbatches = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
+    return of_classes(job, layouts.take(index), rank, microbatches[index], dense, moe)
 
 
 def most_that_fit(

@@ -12,8 +12,10 @@ import numpy as np
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.mlp import projected_bytes
+from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.memory.saved import projected_bytes
+from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.models.shape import MoeShape
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, exchange, exposed, in_domain, links, neighbour, ring
@@ -244,7 +246,7 @@ def paging(job: Job, pace: DevicePace, rows: FloatColumn, beside: Work) -> Work:
     shape, facts = job.shape, job.facts
     assert shape.moe is not None
     width = facts.linear_input_bytes * (shape.expert_width + shape.moe.ffn_hidden_size)
-    width += projected_bytes(job) * shape.moe.ffn_hidden_size
+    width += projected_bytes(job_columns(job, LayoutColumns.of([])), shape.gated_mlp) * shape.moe.ffn_hidden_size
     once = (2.0 * width / pace.element_wise) * rows
     return Work(exposed(once, beside.forward), exposed(once, beside.backward))
 

@@ -13,7 +13,8 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
-from llmlaunch.memory.job import Job, recomputes
+from llmlaunch.memory.job import Job
+from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.models.kinds import kind_shares
 from llmlaunch.models.linears import attention_linears, latent_linears, mlp_linears
 from llmlaunch.techniques import Adapters
@@ -456,7 +457,7 @@ def _of_modules(job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts) -> 
     of_mlp = parts.mlp.rates.work(at.tokens, at.share, at.per_tensor).forward  # or of shared experts
 
     def has(*names: str) -> bool | BoolColumn:
-        return reduce(or_, (recomputes(job, at.layouts, name) for name in names))
+        return reduce(or_, (job_columns(job, at.layouts).recomputes(name) for name in names))
 
     attention = parts.scores.forward if parts.context is None else parts.scores.forward + parts.context.forward
     modules: list[tuple[bool | BoolColumn, FloatColumn, float | FloatColumn]] = [(has("core_attn"), attention, 2.0)]

@@ -14,10 +14,12 @@ import numpy as np
 from llmlaunch.cluster.profile import Cluster, HostLink, Link
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
-from llmlaunch.memory.activations import kept_by_layer, layer_input, swapped_bytes
-from llmlaunch.memory.job import Job, offloads_modules, with_mean_parts, without_layers, without_offload
+from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
+from llmlaunch.memory.job import Job, offloads_modules, without_layers, without_offload
 from llmlaunch.memory.paged_stash import equal_share
+from llmlaunch.memory.tokens import layer_input
 from llmlaunch.timing.constants import constant
 
 __all__ = [
@@ -257,7 +259,7 @@ def moving_seconds(
     again back: named modules, the first layers whole, full recompute's layer inputs, a share of all, or what experts
     save beyond the device's pages."""
     techniques = job.techniques
-    rows = with_mean_parts(job, without_layers(layouts))
+    rows = without_layers(job, layouts)
     here, on_device = without_offload(job, rows.layouts)
     whole, left = kept_by_layer(here, rows.with_layouts(on_device)), kept_by_layer(job, rows)
     swapped = [swapped_bytes(job, rows, b) if techniques.swapped_share else 0.0 * b for b in left]
@@ -266,9 +268,13 @@ def moving_seconds(
         inputs = layer_input(job, rows)
         moved = [np.where(layouts.recompute == RECOMPUTE_FULL, inputs, column) for column in moved]
     if spilled_share(job):
-        moved[1] = moved[1] + spilled_share(job) * equal_share(job, rows)
+        spilled = zip(moved, equal_share(job, rows), strict=True)
+        moved = [some + spilled_share(job) * share for some, share in spilled]
     layers = np.maximum(dense_layers + mixture_layers, 1.0)
     share = np.minimum(layouts.offload_layers / layers, 1.0)
     moved = [(1.0 - share) * some + share * one for some, one in zip(moved, left, strict=True)]
-    total = dense_layers * moved[0] + mixture_layers * moved[1]
+    model, total = model_of(job.shape), np.zeros(len(layouts))
+    for layers, kinds in zip((dense_layers, mixture_layers), model.classes, strict=True):
+        every = max(sum(model.counts[kind] for kind in kinds), 1)
+        total = total + layers * sum((model.counts[kind] / every * moved[kind] for kind in kinds), 0.0)
     return np.asarray(total / host_link_bytes_per_second(cluster))

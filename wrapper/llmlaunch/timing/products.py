@@ -18,9 +18,9 @@ import numpy as np
 from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.sparse_attention import KERNEL_HEADS
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.memory.saved import KERNEL_HEADS
 from llmlaunch.models.attention import CHOSEN_FROM, CompressedAttention, Indexer
 from llmlaunch.models.kinds import kind_shares, layer_parts
 from llmlaunch.models.linears import Linear, attention_linears, delta_linears, mamba_linears

@@ -8,13 +8,15 @@ megatron/core/ssm, core 0.19. No measured run stands behind them yet.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.layers.delta_net import DELTA_CHUNK
+from llmlaunch.layers.mamba import MAMBA_CHUNK
 from llmlaunch.memory.job import Job
-from llmlaunch.memory.recurrent import DELTA_CHUNK, MAMBA_CHUNK
 from llmlaunch.models.kinds import kind_shares
 from llmlaunch.models.mamba import CONV_KERNEL, Mamba
 from llmlaunch.models.shape import LinearAttention, ModelShape
@@ -119,10 +121,7 @@ def mixers(
 
 def _mean_scores(job: Job, pace: DevicePace, at: SplitColumns) -> Work:
     """Return the seconds of attention, in the mean of all layers whose attention is softmax."""
-    shares = (share for _, share in kind_shares(job.shape))
-    of_kinds = [
-        (attention_scores(alike, pace, at), share) for alike, share in zip(job.by_attention, shares, strict=True)
-    ]
+    of_kinds = [(attention_scores(replace(job, shape=kind), pace, at), share) for kind, share in kind_shares(job.shape)]
     if len(of_kinds) == 1:
         return of_kinds[0][0]
     forward, backward = (

@@ -12,8 +12,8 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.weights import trained_layers
+from llmlaunch.memory.job import Job, all_ranks, mixture_layers
+from llmlaunch.memory.weights import trained_counts
 from llmlaunch.models.kinds import head_kinds
 from llmlaunch.models.linears import Linear
 from llmlaunch.timing.exchange import tensor_pass
@@ -263,8 +263,10 @@ def _contents(job: Job, layouts: LayoutColumns) -> FloatColumn:
     the last, that of prediction heads, and layers of both kinds that run forward alone (layouts x ranks that differ x
     7). Layouts with fewer ranks that differ repeat one."""
     ranks = all_ranks(job, layouts)
-    dense, mixture = trained_layers(job, ranks)
-    below = ranks.dense_layers - dense, ranks.moe_layers - mixture
+    trained = replace(ranks, counts=trained_counts(job, ranks))
+    mixture = mixture_layers(job, trained)
+    dense, mixtures = trained.layers - mixture, mixture_layers(job, ranks)
+    below = ranks.layers - mixtures - dense, mixtures - mixture
     heads = ranks.rank == head_rank(job, ranks.layouts)
     rows = np.stack([ranks.layout_index, dense, mixture, ranks.first, ranks.last, heads, *below], axis=1)
     rows = rows[np.lexsort(rows.T[::-1])]

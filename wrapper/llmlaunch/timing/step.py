@@ -13,7 +13,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
-from llmlaunch.memory.job import Job, all_ranks, candidate_ranks
+from llmlaunch.memory.job import Job, all_ranks, candidate_ranks, mixture_layers
 from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
@@ -283,7 +283,8 @@ def rank_alone_seconds(job: Job, cluster: Cluster, layout: Layout, pipeline_rank
     its layers and ends, micro-batch by micro-batch, and the optimizer."""
     columns = LayoutColumns.of([layout])
     parts, rows = pieces(job, cluster, split_of(job, columns)), all_ranks(job, columns)
-    counts = ((parts.dense, rows.dense_layers), (parts.mixture, rows.moe_layers))
+    mixtures = mixture_layers(job, rows)
+    counts = ((parts.dense, rows.layers - mixtures), (parts.mixture, mixtures))
     seconds = sum(count[pipeline_rank] * _computed(layer.kinds) for layer, count in counts if layer is not None)
     if pipeline_rank == 0:
         seconds += _computed(parts.ends.first)

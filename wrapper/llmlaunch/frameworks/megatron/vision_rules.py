@@ -59,7 +59,7 @@ def _first_layers(s: Situation) -> BoolColumn:
     vision = s.shape.vision
     if vision is None:
         return np.ones(len(s.layouts), dtype=np.bool_)
-    start, stop = next(iter(chunk_ranges(s.shape, s.layouts, np.zeros(len(s.layouts), dtype=np.int64))))
+    start, stop = next(iter(chunk_ranges(s.shape.num_layers, s.layouts, np.zeros(len(s.layouts), dtype=np.int64))))
     column: BoolColumn = stop - start >= len(vision.deepstack)
     return column
 

@@ -1,0 +1,315 @@
+"""Bytes of one layer of each kind for one micro-batch, each computed once for all splits that agree in what a layer
+sees, and kept across the settings of recompute and offload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial, reduce
+from typing import TypeVar
+
+import numpy as np
+
+from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.layers.attention import Attention
+from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Parameters, Saved, Tensors, stream_bytes
+from llmlaunch.layers.columns import SPLIT_FIELDS_OF_A_LAYER, LayerColumns, Size
+from llmlaunch.layers.layer import Branch, Layer
+from llmlaunch.layers.mixture import Mixture
+from llmlaunch.layers.mlp import Mlp
+from llmlaunch.layers.model import Model, model_of
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.job import Job, RankColumns, least, once_for_rows
+
+__all__ = ["Gone", "PricedLayers", "by_recompute", "job_columns", "layers_of", "sum_without"]
+
+# Rows below which the search for equal ones costs more than it spares (counted in NumPy calls: it takes about ten).
+FEW_ROWS = 600
+
+Gone = Mapping[str, bool | BoolColumn]  # by tensor: of all layouts, or layout by layout
+BlockKind = TypeVar("BlockKind", bound=Block)
+OfLayer = Callable[[Layer, Tensors], Size]
+
+
+def layers_of(job: Job, rows: RankColumns) -> PricedLayers:
+    """Return the layers of the ranks at `rows`, priced. The rows carry the answer, so it is gone with them."""
+    known: tuple[Job, PricedLayers] | None = vars(rows).get("layers_now")
+    if known is not None and known[0] is job:
+        return known[1]
+    whole = _whole_layers(job, rows)
+    layers = whole.with_techniques(job, rows.layouts)
+    vars(rows)["layers_now"] = (job, layers)
+    return layers
+
+
+@once_for_rows
+def _whole_layers(job: Job, rows: RankColumns) -> PricedLayers:
+    """Return the layers of the ranks at `rows` whatever is recomputed and offloaded."""
+    layouts, row_of = rows.layouts, None
+    if len(rows) >= FEW_ROWS:
+        layouts, row_of = layouts.distinct(SPLIT_FIELDS_OF_A_LAYER)
+    return PricedLayers(model_of(job.shape), rows.groups, job_columns(job, layouts), row_of)
+
+
+def job_columns(job: Job, layouts: LayoutColumns) -> LayerColumns:
+    """Return what blocks may look at of a job and its layouts."""
+    return LayerColumns(job.facts, job.techniques, job.workload.sequence_length, layouts)
+
+
+@frozen
+class PricedLayers:
+    """Each kind of layer of a `model` over a few splits, `row_of` all ranks that were asked about (None: they are these
+    ranks). What a method returns is a column of all ranks: a list with one for each of the `groups` of `RankColumns`,
+    or what the layers of one prediction module take together. `whole` are the same layers whatever is recomputed and
+    offloaded, which share all that does not depend on it."""
+
+    model: Model
+    groups: tuple[tuple[int, ...], ...]
+    columns: LayerColumns
+    row_of: IntColumn | None
+    whole: PricedLayers | None = None
+
+    def with_techniques(self, job: Job, layouts: LayoutColumns) -> PricedLayers:
+        """Return the same layers with what `job` and `layouts`, of the same splits, recompute and offload."""
+        if self.row_of is None:
+            return self._of(job, layouts, None)
+        recompute = layouts.recompute
+        if layouts.modules is None and len(recompute) and recompute.min() == recompute.max():
+            same = np.broadcast_to(recompute[0], len(self.columns))
+            return self._of(job, replace(self.columns.layouts, recompute=same, modules=None), self.row_of)
+        names = ("recompute",) if layouts.modules is None else ("recompute", "modules")
+        few, row_of = layouts.distinct((*SPLIT_FIELDS_OF_A_LAYER, *names))
+        return PricedLayers(self.model, self.groups, job_columns(job, few), row_of)
+
+    def _of(self, job: Job, layouts: LayoutColumns, row_of: IntColumn | None) -> PricedLayers:
+        """Return the layers over the same few splits: what does not depend on the techniques is theirs, too."""
+        columns = job_columns(job, layouts)
+        for name in ("tensor", "expert", "expert_tensor", "tokens", "sequence_split", "stream_tokens"):
+            vars(columns)[name] = getattr(self.columns, name)
+        return PricedLayers(self.model, self.groups, columns, row_of, whole=self)
+
+    # over the few splits, one entry for each kind of layer
+
+    @cached_property
+    def branch_tensors(self) -> Mapping[Branch, dict[str, Saved]]:
+        """What each branch saves. Several kinds of layers may have the same."""
+        if self.whole is not None:
+            return self.whole.branch_tensors
+        branches = dict.fromkeys(branch for layer in self.model.kinds for branch in layer.branches)
+        return {branch: branch.saved(self.columns) for branch in branches}
+
+    @cached_property
+    def tensors(self) -> list[dict[str, Saved]]:
+        """What a layer of each kind saves."""
+        if self.whole is not None:
+            return self.whole.tensors
+        return [
+            {name: tensor for branch in layer.branches for name, tensor in self.branch_tensors[branch].items()}
+            for layer in self.model.kinds
+        ]
+
+    @cached_property
+    def parameters(self) -> list[Parameters]:
+        """The parameters of a layer of each kind."""
+        if self.whole is not None:
+            return self.whole.parameters
+        return [layer.parameters(self.columns) for layer in self.model.kinds]
+
+    @cached_property
+    def totals(self) -> list[FloatColumn]:
+        """All bytes that a layer of each kind saves."""
+        if self.whole is not None:
+            return self.whole.totals
+        return [sum_without(self.columns, tensors, {}) for tensors in self.tensors]
+
+    @cached_property
+    def stream(self) -> FloatColumn:
+        """The bytes of a layer's input."""
+        if self.whole is not None:
+            return self.whole.stream
+        return stream_bytes(self.columns, self.model.kinds[0].branches[0].stream_width)
+
+    def each(self, size: OfLayer) -> list[Size]:
+        """Return what a function gives of every kind of layer and its tensors."""
+        return [size(layer, tensors) for layer, tensors in zip(self.model.kinds, self.tensors, strict=True)]
+
+    def of_blocks(self, kind: type[BlockKind], size: Callable[[BlockKind, LayerColumns], Size]) -> list[Size]:
+        """Return what a function gives of the blocks of one kind, summed in every kind of layer."""
+        return [sum((size(block, self.columns) for block in layer.blocks_of(kind)), 0.0) for layer in self.model.kinds]
+
+    # of all ranks
+
+    def of_ranks(self, size: Size) -> FloatColumn:
+        """Return a column of all ranks from one of the few splits."""
+        column = np.broadcast_to(np.asarray(size, dtype=np.float64), len(self.columns))
+        return column if self.row_of is None else np.take(column, self.row_of)
+
+    def by_group(self, of_kinds: Sequence[Size]) -> list[FloatColumn]:
+        """Return what a layer of each group takes: the least of its kinds."""
+        return [self.of_ranks(least(of_kinds, kinds)) for kinds in self.groups]
+
+    def predicted(self, of_kinds: Sequence[Size]) -> FloatColumn:
+        """Return what the layers of one prediction module take together."""
+        return self.of_ranks(sum((of_kinds[kind] for kind in self.model.predicts), 0.0))
+
+    # what is alive
+
+    def kept(self, gone: Callable[[Layer, Tensors], Gone] | None = None) -> list[FloatColumn]:
+        """Return what a layer of each kind keeps beside the tensors that are `gone` and what is recomputed."""
+        sizes = []
+        for kind, layer in enumerate(self.model.kinds):
+            away = {} if gone is None else gone(layer, self.tensors[kind])
+            sizes.append(self._kept(kind, away))
+        return sizes
+
+    def _kept(self, kind: int, gone: Gone) -> FloatColumn:
+        c, tensors = self.columns, self.tensors[kind]
+
+        def whole() -> FloatColumn:
+            return sum_without(c, tensors, gone) if gone else self.totals[kind]
+
+        def part() -> FloatColumn:
+            if c.facts.operators_kept:
+                return kept_operators(self.model.kinds[kind], c)
+            return sum_without(c, tensors, either(freed(c, tensors), gone), recomputed=True)
+
+        return by_recompute(c.layouts, whole, part, lambda: self.stream)
+
+    def repeated(self) -> list[FloatColumn]:
+        """Return what selective recompute computes again of a layer of each kind, all that is back at once: the largest
+        of its modules, and scores with any."""
+        return [self._repeated(layer, self.tensors[kind]) for kind, layer in enumerate(self.model.kinds)]
+
+    def _repeated(self, layer: Layer, tensors: Tensors) -> FloatColumn:
+        c, most = self.columns, self.columns.zeros()
+        if c.facts.operators_kept:
+            return sum_without(c, tensors, {}) - kept_operators(layer, c)
+        for module in dict.fromkeys(module for block in layer.blocks for module in block.repeated_modules):
+            if np.any(recomputed := c.recomputes(module)):
+                back = [tensor.bytes for tensor in tensors.values() if module in tensor.freed_by]
+                most = np.maximum(most, np.where(recomputed, sum(back, 0.0), 0.0))
+        return tensors["attn_scores"].bytes + most if "attn_scores" in tensors else most
+
+    def backward(self, last_kind: Callable[[], IntColumn], kept: Sequence[FloatColumn]) -> list[FloatColumn]:
+        """Return what is alive while a layer of each kind runs backward, at its worst block, beside the gradient of the
+        residual stream. Where layers have one branch each, the rank's last layer (`last_kind`) has run backward before
+        any of another kind, and what it `kept` is free."""
+        kinds = range(len(self.model.kinds))
+        if not self.model.layers_are_branches:
+            return self.by_group([self._backward(kind, 0.0) for kind in kinds])
+        last = last_kind()
+        by_last = [
+            self.by_group([self._backward(kind, 0.0 if kind == end else kept[end]) for kind in kinds])
+            for end in self.model.decoder_kinds
+        ]
+        place = np.searchsorted(self.model.decoder_kinds, last)
+        return [np.choose(place, columns) for columns in zip(*by_last, strict=True)]
+
+    def _backward(self, kind: int, last_layer: Size) -> FloatColumn:
+        c, branches, own = self.columns, self.model.kinds[kind].branches, self.tensors[kind]
+        sizes: list[Size] = []
+        for place, branch in enumerate(branches):
+            behind = Behind(partial(self._freed_behind, branches, place), last_layer)
+            sizes.append(branch.mixing_backward(c))
+            for block in branch.blocks:
+                sizes += [block.backward(c, own, behind), block.norm_backward(c)]
+        return reduce(np.maximum, sizes, c.zeros())
+
+    def _freed_behind(self, branches: Sequence[Branch], place: int) -> FloatColumn:
+        """Return what later branches saved, and the norm behind this one: all that some module frees, and what norms
+        keep."""
+        later = [
+            tensor.bytes
+            for branch in branches[place + 1 :]
+            for name, tensor in self.branch_tensors[branch].items()
+            if tensor.freed_by or "_norm_" in name
+        ]
+        own = self.branch_tensors[branches[place]]
+        later += [tensor.bytes for name, tensor in own.items() if name.endswith("_post_norm_input")]
+        return reduce(np.add, later, self.columns.zeros())
+
+    def forward(self) -> list[FloatColumn]:
+        """Return what is alive in the forward pass of a layer of each kind beside all that is saved."""
+        c = self.columns
+        return self.by_group(
+            [reduce(np.maximum, (block.forward(c) for block in layer.blocks), c.zeros()) for layer in self.model.kinds]
+        )
+
+
+def kept_operators(layer: Layer, c: LayerColumns) -> FloatColumn:
+    """Selective recompute by operator keeps the layer's input, attention's output, and what every second linear puts
+    out: of Q, K, V, output, gate, up and down the first, third, fifth and seventh; over tensor ranks also what both
+    blocks reduce-scatter (torchtitan, parallelisms/parallelize_llama.py, 9dec370, December 2024;
+    distributed/activation_checkpoint.py, b5bcd76). The down projection's output is not read again: compiled code drops
+    it, eager code keeps it. Grouped products of experts are none of the operators whose output is kept."""
+    attention = next(layer.blocks_of(Attention))
+    widths = [mlp.width for mlp in layer.blocks_of(Mlp)] + [each.shared_width for each in layer.blocks_of(Mixture)]
+    facts, t, split, h = c.facts, c.tensor, c.sequence_split, attention.hidden
+    e = facts.activation_bytes
+    values = np.maximum(attention.groups, t) * attention.head_dim
+    linears = e * (attention.query_width + values + sum(widths)) / t
+    output = (e * attention.query_width + FP32_BYTES * attention.heads) / t
+    scattered = np.where(t > 1, 2.0 * e * h / split, 0.0)
+    last = e * h / split * facts.unused_outputs_kept * (t == 1)
+    return np.asarray(c.tokens * (facts.residual_bytes * h / split + linears + output + scattered + last))
+
+
+def freed(c: LayerColumns, tensors: Tensors) -> Gone:
+    """Return the tensors that selective recompute frees."""
+    return _by_modules(tensors, "freed_by", c.recomputes)
+
+
+def moved(c: LayerColumns, tensors: Tensors) -> Gone:
+    """Return the tensors that wait in host memory."""
+    return _by_modules(tensors, "moved_by", c.offloads)
+
+
+def _by_modules(tensors: Tensors, tags: str, taken: Callable[[str], bool | BoolColumn]) -> Gone:
+    answers: dict[str, bool | BoolColumn] = {}
+    gone: dict[str, bool | BoolColumn] = {}
+    for name, tensor in tensors.items():
+        for module in getattr(tensor, tags):
+            if module not in answers:
+                answers[module] = taken(module)
+            if answers[module] is not False:
+                gone[name] = gone[name] | answers[module] if name in gone else answers[module]
+    return gone
+
+
+def either(some: Gone, others: Gone) -> Gone:
+    """Return what is gone by either."""
+    return {**some, **{name: some[name] | gone if name in some else gone for name, gone in others.items()}}
+
+
+def sum_without(c: LayerColumns, tensors: Tensors, gone: Gone, recomputed: bool = False) -> FloatColumn:
+    """Return the bytes of the tensors that are not `gone`. Those that only recomputed modules make count where layers
+    are `recomputed`."""
+    total: FloatColumn | None = None
+    for name, tensor in tensors.items():
+        away, column = gone.get(name, False), tensor.bytes
+        if away is True:
+            continue
+        if tensor.with_module is not None:
+            there = recomputed and c.recomputes(tensor.with_module)
+            if there is False:
+                continue
+            column = column if there is True else np.where(there, column, 0.0)
+        elif away is not False:
+            column = np.where(away, 0.0, column)
+        total = column if total is None else total + column
+    return c.zeros() if total is None else total
+
+
+Column = Callable[[], FloatColumn]
+
+
+def by_recompute(layouts: LayoutColumns, none: Column, selective: Column, full: Column) -> FloatColumn:
+    """Select each row's value from the column of its recompute granularity, in the order of the RECOMPUTE_ codes. Only
+    columns of granularities that occur are computed."""
+    columns, recompute = (none, selective, full), layouts.recompute
+    chosen: FloatColumn | None = None
+    for code in np.flatnonzero(np.bincount(recompute, minlength=len(columns))):
+        column = columns[code]()
+        chosen = column if chosen is None else np.where(recompute == code, column, chosen)
+    return np.zeros(0) if chosen is None else chosen
