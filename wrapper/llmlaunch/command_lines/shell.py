@@ -127,7 +127,7 @@ class _Shell:
         finally:
             state.depth -= 1
 
-    def block(self, node: tree.Block) -> Outcome:
+    def block(self, node: tree.Statements) -> Outcome:
         if node.subshell:
             shell = _Shell(self.state.subshell())
             outcome = shell.in_subshell(replace(node, subshell=False))
@@ -206,7 +206,7 @@ class _Shell:
         return self.taken(node.otherwise, bodies, node.line, "if", assumed) if node.otherwise is not None else True
 
     def taken(
-        self, body: tree.Block, bodies: Sequence[tree.Block], line: int, kind: str, assumed: Sequence[str]
+        self, body: tree.Statements, bodies: Sequence[tree.Statements], line: int, kind: str, assumed: Sequence[str]
     ) -> Outcome:
         """Run a branch. One that only complains of a missing value and ends the script is left for another one."""
         if assumed and self.refuses(body):
@@ -221,7 +221,7 @@ class _Shell:
         body = next((body for body in bodies if self.ending(body) is None), None)
         places = ", ".join(str(line_of(body, line)) for body in bodies)
         if body is None:
-            if not assumed and (len(bodies) != 1 or not isinstance(bodies[0], tree.Block) or bodies[0].statements):
+            if not assumed and (len(bodies) != 1 or not isinstance(bodies[0], tree.Statements) or bodies[0].statements):
                 self.state.note(line, f"{kind}: only the run shows whether it ends the script; taken as if it does not")
             return None
         place = line_of(body, line)
@@ -235,19 +235,19 @@ class _Shell:
 
     def ending(self, node: tree.Node) -> tree.Simple | None:
         """Return the command with which a branch leaves the script or a function; None where it goes on."""
-        if isinstance(node, tree.Block):
+        if isinstance(node, tree.Statements):
             return self.ending(node.statements[-1]) if node.statements and not node.subshell else None
         if not isinstance(node, tree.Simple):
             return None
         name = _name(node)
         if name in self.state.functions:
             body = self.state.functions[name]
-            return self.ending(body) if isinstance(body, tree.Block) and body.statements[-1:] != (node,) else None
+            return self.ending(body) if isinstance(body, tree.Statements) and body.statements[-1:] != (node,) else None
         return node if name in ("exit", "return") else None
 
     def refuses(self, node: tree.Node) -> bool:
         """Return whether a branch ends the script and starts no program before."""
-        statements = node.statements if isinstance(node, tree.Block) else (node,)
+        statements = node.statements if isinstance(node, tree.Statements) else (node,)
         harmless = {"", *BUILTINS, *PRINTERS, *self.state.functions}
         return self.ending(node) is not None and all(
             isinstance(each, tree.Simple) and _name(each) in harmless for each in statements
@@ -281,7 +281,7 @@ class _Shell:
                 break
         return None
 
-    def round(self, body: tree.Block) -> bool:
+    def round(self, body: tree.Statements) -> bool:
         """Run the body of a loop once and return whether the loop goes on."""
         self.state.loops += 1
         try:
@@ -424,7 +424,7 @@ class _Shell:
             state.arguments, state.has_arguments, state.loops = before
 
     _RUNNERS: ClassVar[dict[type, Callable[[Any, Any], Outcome]]] = {
-        tree.Simple: simple, tree.Pipeline: pipeline, tree.AndOr: and_or, tree.Block: block, tree.If: if_,
+        tree.Simple: simple, tree.Pipeline: pipeline, tree.AndOr: and_or, tree.Statements: block, tree.If: if_,
         tree.For: for_, tree.CountingFor: counting_for, tree.While: while_, tree.CaseCommand: case,
         tree.Function: function, tree.Conditional: conditional,
     }  # fmt: skip
@@ -459,7 +459,7 @@ def _Redirected(shell: _Shell, redirects: Sequence[tree.Redirect]) -> Any:
                 state.write(target[0], "".join(output), target[1])
 
 
-def _output(state: State, body: tree.Block) -> str | None:
+def _output(state: State, body: tree.Statements) -> str | None:
     """Return what commands print, None where a program would print it."""
     only = body.statements[0] if len(body.statements) == 1 else None
     shell = _Shell(state.subshell())
@@ -488,6 +488,6 @@ def _is_test(node: tree.Node) -> bool:
 
 def line_of(node: tree.Node, otherwise: int) -> int:
     """Return the line where a command starts."""
-    if isinstance(node, tree.Block):
+    if isinstance(node, tree.Statements):
         return line_of(node.statements[0], otherwise) if node.statements else otherwise
     return getattr(node, "line", otherwise)

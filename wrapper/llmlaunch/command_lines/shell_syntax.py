@@ -20,7 +20,7 @@ _REDIRECT = re.compile(r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|>>|>&|<&|>\||>|<)|(&>>|&
 _CLOSING = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 
 
-def parse_script(text: str, first_line: int, step: Callable[[], None]) -> tree.Block:
+def parse_script(text: str, first_line: int, step: Callable[[], None]) -> tree.Statements:
     """Return the tree of a script; `step` is called for each word.
 
     Raises ShellSyntaxError, which holds what is before the error.
@@ -32,8 +32,8 @@ def parse_script(text: str, first_line: int, step: Callable[[], None]) -> tree.B
         if parser.position < len(parser.text):
             parser.fail(f"unexpected {parser.text[parser.position]!r}")
     except ShellSyntaxError as error:
-        raise ShellSyntaxError(str(error), error.line, tree.Block(tuple(statements))) from None
-    return tree.Block(tuple(statements))
+        raise ShellSyntaxError(str(error), error.line, tree.Statements(tuple(statements))) from None
+    return tree.Statements(tuple(statements))
 
 
 class _Parser(WordParser):
@@ -57,10 +57,10 @@ class _Parser(WordParser):
             self.separators()
         self.depth -= 1
 
-    def block(self, *closing: str) -> tree.Block:
+    def block(self, *closing: str) -> tree.Statements:
         statements: list[tree.Node] = []
         self.gather(statements, closing)
-        return tree.Block(tuple(statements))
+        return tree.Statements(tuple(statements))
 
     def reserved(self) -> str:
         """Return the reserved word that stands here, or nothing."""
@@ -116,7 +116,7 @@ class _Parser(WordParser):
             if node is None:
                 return self.simple()
             redirects = self.redirects()
-            return tree.Block((node,), redirects) if redirects else node
+            return tree.Statements((node,), redirects) if redirects else node
         finally:
             self.depth -= 1
 
@@ -127,7 +127,7 @@ class _Parser(WordParser):
         if self.accept("("):
             body = self.block()
             self.expect(")")
-            return tree.Block(body.statements, subshell=True)
+            return tree.Statements(body.statements, subshell=True)
         reader = {
             "{": self.group, "[[": self.test, "if": self.if_, "for": self.for_, "case": self.case,
             "while": self.while_, "until": self.while_, "function": self.function,
@@ -176,7 +176,7 @@ class _Parser(WordParser):
         condition = self.block("do")
         return tree.While(condition, self.loop_body(), until, line)
 
-    def loop_body(self) -> tree.Block:
+    def loop_body(self) -> tree.Statements:
         self.blanks()
         self.accept(";")
         closing = {"do": "done", "{": "}"}[self.keyword("do", "{")]

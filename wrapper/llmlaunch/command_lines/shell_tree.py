@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "AndOr", "Arithmetic", "Assignment", "Block", "CaseCommand", "CaseItem", "Conditional",
+    "AndOr", "Arithmetic", "Assignment", "CaseCommand", "CaseItem", "Conditional",
     "CountingFor", "For", "Function", "If", "LiteralText", "Node", "Parameter", "Part", "Pipeline", "Redirect",
-    "Simple", "Substitution", "While", "Word",
+    "Simple", "Statements", "Substitution", "While", "Word",
 ]  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class Parameter:
 class Substitution:
     """`$(…)`, backquotes, or `<(…)`, which is a file with the output."""
 
-    body: Block
+    body: Statements
     line: int
     quoted: bool = False
     file: bool = False
@@ -94,7 +94,7 @@ class AndOr:
 
 
 @dataclass(frozen=True)
-class Block:
+class Statements:
     statements: tuple[Node, ...]
     redirects: Sequence[Redirect] = ()
     subshell: bool = False
@@ -102,8 +102,8 @@ class Block:
 
 @dataclass(frozen=True)
 class If:
-    branches: tuple[tuple[Block, Block], ...]
-    otherwise: Block | None
+    branches: tuple[tuple[Statements, Statements], ...]
+    otherwise: Statements | None
     line: int
 
 
@@ -111,7 +111,7 @@ class If:
 class For:
     name: str
     words: tuple[Word, ...] | None
-    body: Block
+    body: Statements
     line: int
 
 
@@ -120,14 +120,14 @@ class CountingFor:
     """`for ((first; condition; next))`."""
 
     expressions: tuple[Word, Word, Word]
-    body: Block
+    body: Statements
     line: int
 
 
 @dataclass(frozen=True)
 class While:
-    condition: Block
-    body: Block
+    condition: Statements
+    body: Statements
     until: bool
     line: int
 
@@ -135,7 +135,7 @@ class While:
 @dataclass(frozen=True)
 class CaseItem:
     patterns: tuple[Word, ...]
-    body: Block
+    body: Statements
     ending: str  # ;; or ;& or ;;&
 
 
@@ -162,5 +162,5 @@ class Conditional:
 
 
 Node = (
-    Simple | Pipeline | AndOr | Block | If | For | CountingFor | While | CaseCommand | Function | Conditional
+    Simple | Pipeline | AndOr | Statements | If | For | CountingFor | While | CaseCommand | Function | Conditional
 )  # fmt: skip

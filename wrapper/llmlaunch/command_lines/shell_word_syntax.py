@@ -27,9 +27,9 @@ _SPECIAL = "@*#?$!-"
 class ShellSyntaxError(Exception):
     """Text that is no bash, or that is nested too deeply. `before` holds the tree of what stands before it."""
 
-    def __init__(self, message: str, line: int, before: tree.Block | None = None) -> None:
+    def __init__(self, message: str, line: int, before: tree.Statements | None = None) -> None:
         super().__init__(message)
-        self.line, self.before = line, before or tree.Block(())
+        self.line, self.before = line, before or tree.Statements(())
 
 
 @dataclass
@@ -117,7 +117,7 @@ class WordParser:
         self.depth -= 1
         return parser
 
-    def block(self, *closing: str) -> tree.Block:
+    def block(self, *closing: str) -> tree.Statements:
         """Read commands up to a word that ends them."""
         raise NotImplementedError
 
@@ -257,7 +257,7 @@ class WordParser:
         self.position += 1
         return tree.LiteralText("$", quoted)
 
-    def whole(self) -> tree.Block:
+    def whole(self) -> tree.Statements:
         body = self.block()
         if self.position < len(self.text):
             self.fail(f"unexpected {self.text[self.position]!r}")

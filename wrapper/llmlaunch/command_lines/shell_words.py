@@ -27,7 +27,7 @@ _EVERY = ((tree.LiteralText("@"),), (tree.LiteralText("*"),))
 class Expander:
     """Expands words in a shell. `output_of` returns what the commands of `$(…)` print, None where a program does."""
 
-    def __init__(self, state: State, output_of: Callable[[State, tree.Block], str | None]) -> None:
+    def __init__(self, state: State, output_of: Callable[[State, tree.Statements], str | None]) -> None:
         self.state, self.output_of = state, output_of
 
     def fields(self, words: Sequence[tree.Word]) -> list[str]:
