@@ -15,6 +15,7 @@ from functools import partial, reduce
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.layers.attention import SoftmaxAttention
 from llmlaunch.layers.block import Tensors
 from llmlaunch.layers.columns import LayerColumns
 from llmlaunch.layers.layer import Layer
@@ -23,7 +24,7 @@ from llmlaunch.memory.constants import constant
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of, sum_without
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.memory.tokens import layer_input, sequence_split, tokens
+from llmlaunch.memory.tokens import layer_input
 from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, Techniques
 
 __all__ = ["GRAPHS", "captured_activations", "captured_kernels", "with_graphs"]
@@ -124,12 +125,15 @@ def _static_buffers(job: Job, rows: RankColumns) -> FloatColumn:
 def _attention_backward(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the temporaries of attention's backward pass in the graphs' pool: the gradients of its output and of Q, K
     and V, its gathered input, and the residual stream's gradient on both sides."""
-    shape, e, t = job.shape, job.facts.activation_bytes, rows.tensor
-    n, split = tokens(job, rows), sequence_split(job, rows)
-    groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
-    heads = n * (2.0 * shape.query_width + 2.0 * groups) / t
-    gathered = np.where(split > 1.0, n, 0.0) * shape.hidden_size
-    return np.asarray(e * (heads + gathered + 2.0 * n * shape.hidden_size / split))
+    layers = layers_of(job, rows)
+
+    def made(attention: SoftmaxAttention, c: LayerColumns) -> FloatColumn:
+        heads = c.tokens * (attention.heads + attention.key_value_heads(c)) * sum(attention.head_widths())
+        gathered = np.where(c.sequence_split > 1.0, c.tokens, 0.0) * attention.hidden
+        stream = 2.0 * c.stream_tokens * attention.hidden
+        return np.asarray(c.facts.activation_bytes * (heads / c.tensor + gathered + stream))
+
+    return rows.most_of(layers.by_group(layers.of_blocks(SoftmaxAttention, made)))
 
 
 def _executables(job: Job, rows: RankColumns) -> FloatColumn:
