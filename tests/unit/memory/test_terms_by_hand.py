@@ -402,12 +402,11 @@ def test_weight_gradients_that_fill_the_bubble_keep_what_they_are_made_of_on_lat
     assert all("waiting_weight_passes" not in rank.terms for rank in plain)
 
 
-def test_a_mixture_s_waiting_weight_gradients_keep_the_inputs_of_experts() -> None:
+def test_waiting_weight_gradients_of_a_mixture_keep_what_all_its_linears_read() -> None:
     layout = Layout(pipeline=2, data=4, expert=4, zero_stage=1)
     balanced = replace(megatron_facts(), expert_imbalance=1.0)
     waiting = shapes.ranks(EXPERTS, layout, balanced, ZERO_BUBBLE)[1].terms["waiting_weight_passes"]
     n, h, ffn = 4096, 4096, 2048
-    outputs = 2 * n * (4096 + 2 * 1024 + 2 * h)
-    experts = 4 * n * (6 * ffn + 2 * 2 * h)  # four routed copies of every token
-    inputs = n * 2 * (2 * h + 4096)
-    assert waiting == pytest.approx(4 * (outputs + experts + inputs), abs=4)
+    attention = 2 * n * (h + (4096 + 2 * 1024) + 4096 + h)
+    mlp = 2 * n * (h + 2 * ffn + ffn + h)
+    assert waiting == 4 * (attention + 4 * mlp + mlp)  # four routed copies of every token, and the shared expert

@@ -9,6 +9,7 @@ from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.layers.block import Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Layer
+from llmlaunch.layers.matrix import INPUTS, OUTPUTS
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.memory.activations import kept_before_experts
@@ -97,20 +98,24 @@ def waiting_weight_passes(job: Job, rows: RankColumns) -> dict[str, FloatColumn]
     layers = layers_of(job, rows)
 
     def of_layer(layer: Layer, tensors: Tensors) -> Size:
-        return _inputs_and_gradients(job, layer, layers.columns)
+        return _inputs_and_gradients(layer, layers.columns)
 
     waiting = np.where(rows.layouts.virtual_pipeline > 1, 0, np.minimum(rows.rank, rows.microbatches))
     return {"waiting_weight_passes": np.asarray(waiting * rows.sum_of(layers.by_group(layers.each(of_layer))))}
 
 
-def _inputs_and_gradients(job: Job, layer: Layer, c: LayerColumns) -> FloatColumn:
-    """Return the inputs of all linears of one layer and the gradients of their outputs."""
-    shape, e, n, t = job.shape, c.facts.activation_bytes, c.tokens, c.tensor
-    groups = np.maximum(shape.num_query_groups, t) * shape.head_dim
-    outputs = e * n * ((shape.query_width + 2.0 * groups) / t + 2.0 * shape.hidden_size / c.sequence_split)
-    total = outputs + c.facts.linear_input_bytes * (2.0 * shape.hidden_size + shape.query_width) * n / t
-    total = sum((_weight_gradient_inputs(mlp, c) for mlp in layer.blocks_of(Mlp)), total)
-    for mixture in layer.blocks_of(Mixture):
-        columns = _bytes_per_column(c, mixture.gated) * mixture.width
-        total = total + mixture.routed_tokens(c) * (columns + 2.0 * e * mixture.outer)
+def _inputs_and_gradients(layer: Layer, c: LayerColumns) -> FloatColumn:
+    """Return the inputs of all linears of one layer and the gradients of their outputs. Those as wide as the residual
+    stream are split as it is."""
+    e, w, total = c.facts.activation_bytes, c.facts.linear_input_bytes, c.zeros()
+    for block in layer.blocks:
+        routed = block.routed_tokens(c) if isinstance(block, Mixture) else c.zeros()
+        for matrix in block.matrices:
+            inputs, outputs = w * matrix.inputs_on_device(c), e * matrix.outputs_on_device(c)
+            if matrix.of_experts:
+                total = total + routed * (inputs + outputs)
+            elif matrix.linear:
+                inputs = c.tokens * inputs if matrix.divided == INPUTS else c.stream_tokens * inputs
+                outputs = c.tokens * outputs if matrix.divided == OUTPUTS else c.stream_tokens * outputs
+                total = total + inputs + outputs
     return total
