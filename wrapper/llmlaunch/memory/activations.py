@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.layers.attention import Attention
+from llmlaunch.layers.attention import Attention, SoftmaxAttention
 from llmlaunch.layers.block import Tensors
+from llmlaunch.layers.columns import LayerColumns
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL
-from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
+from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, offloads_modules, without_offload
 from llmlaunch.memory.layer_bytes import Gone, PricedLayers, either, layers_of, moved
 from llmlaunch.memory.paged_stash import STASHED, running_experts
 from llmlaunch.memory.schedule import in_flight
@@ -33,7 +35,7 @@ __all__ = [
     "kept_embedding",
     "largest_layer",
     "returned_key_values",
-    "swapped_bytes",
+    "swapped_by_layer",
 ]
 
 BEHIND_THE_ROUTER = ("expert_", "moe_permuted", "moe_latents")  # what begins the names of a mixture's tensors there
@@ -104,14 +106,20 @@ def _moved_by_layer(job: Job, rows: RankColumns) -> list[FloatColumn]:
     return [(every - left) / fraction for every, left in on_device]
 
 
-def swapped_bytes(job: Job, rows: RankColumns, saved_bytes: FloatColumn) -> FloatColumn:
-    """Return the bytes of one layer and micro-batch that wait in host memory, of `saved_bytes`: the layer's input and
-    the attention's output whole, since no single token's can be recomputed, and of the rest the swapped share of the
-    tokens (MEMO, Zhao et al. 2025, section 4.1)."""
-    share, width = job.techniques.swapped_share, job.shape.query_width
-    attention = tokens(job, rows) * job.facts.activation_bytes * width / rows.tensor
-    whole = np.minimum(layer_input(job, rows) + attention, saved_bytes)
-    return whole + share * (saved_bytes - whole)
+def swapped_by_layer(job: Job, rows: RankColumns) -> list[FloatColumn]:
+    """Return the bytes of one layer of each group and micro-batch that wait in host memory, of what it keeps: the
+    layer's input and the attention's output whole, since no single token's can be recomputed, and of the rest the
+    swapped share of the tokens (MEMO, Zhao et al. 2025, section 4.1)."""
+    share, layers = job.techniques.swapped_share, layers_of(job, rows)
+    e = job.facts.activation_bytes
+
+    def output(attention: SoftmaxAttention, c: LayerColumns) -> FloatColumn:
+        return np.asarray(c.tokens * e * attention.output_width / c.tensor)
+
+    outputs = layers.by_group(layers.of_blocks(SoftmaxAttention, output))
+    wholes = zip(kept_by_layer(job, rows), outputs, strict=True)
+    pairs = [(np.minimum(layer_input(job, rows) + output, kept), kept) for kept, output in wholes]
+    return [whole + share * (kept - whole) for whole, kept in pairs]
 
 
 def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
@@ -148,7 +156,7 @@ def _on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, of_groups:
     if not (techniques.offload_checkpoints or techniques.swapped_share or np.any(rows.layouts.offload_layers)):
         return saved_bytes
     largest = rows.most_of(of_groups) * _checkpointed_share(techniques, rows)
-    left = _first_layers(rows, _checkpoints(job, rows, saved_bytes, largest), largest)
+    left = _first_layers(job, rows, _checkpoints(job, rows, saved_bytes, largest), largest, of_groups)
     # The rounding buffers hold a layer each; what is not swapped is recomputed into them (MEMO, Zhao et al. 2025,
     # section 4): whatever the share, nothing else of a layer stays. What-if.
     return np.minimum(left, ROUNDING_BUFFERS * largest) if techniques.swapped_share else left
@@ -162,17 +170,42 @@ def _checkpoints(job: Job, rows: RankColumns, saved_bytes: FloatColumn, layer_by
     return np.where(rows.layouts.recompute == RECOMPUTE_FULL, travelling, saved_bytes)
 
 
-def _first_layers(rows: RankColumns, saved_bytes: FloatColumn, layer_bytes: FloatColumn) -> FloatColumn:
+def _first_layers(
+    job: Job, rows: RankColumns, saved_bytes: FloatColumn, layer_bytes: FloatColumn, of_groups: Sequence[FloatColumn]
+) -> FloatColumn:
     """The first layers of each rank on the host, whole (KARMA, Wahib et al. 2020; Megatron
     `--cpu-offloading-num-layers`). Of L layers, N offloaded, layer i has left before layer L - N + i runs forward and
-    comes back when that layer has run backward, so that never more than L - N layers are on the device
-    (transformer_engine/pytorch/cpu_offload.py DefaultOffloadSynchronizer, 2.20); the one that runs always is."""
+    comes back when that layer has run backward, so that never more than L - N layers, one behind the other, are on the
+    device (transformer_engine/pytorch/cpu_offload.py DefaultOffloadSynchronizer, 2.20); the one that runs always is."""
     if not np.any(rows.layouts.offload_layers):
         return saved_bytes
     layers = np.maximum(rows.layers, 1.0)
     offloaded = np.minimum(rows.layouts.offload_layers, layers)
-    left = np.maximum(saved_bytes * (1.0 - offloaded / layers), np.minimum(saved_bytes, layer_bytes))
+    share = 1.0 - offloaded / layers
+    if rows.groups == model_of(job.shape).single_groups:
+        share = _heaviest_share(job, rows, offloaded, share, of_groups)
+    left = np.maximum(saved_bytes * share, np.minimum(saved_bytes, layer_bytes))
     return np.where(offloaded > 0, left, saved_bytes)
+
+
+def _heaviest_share(
+    job: Job, rows: RankColumns, offloaded: FloatColumn, share: FloatColumn, of_groups: Sequence[FloatColumn]
+) -> FloatColumn:
+    """Return the share of what all layers save that those save which are on the device at once, if they are the
+    heaviest of so many that follow each other; `share` where layers are alike. The layers of a stage are those of the
+    whole model, since there is no pipeline beside it (transformer_config.py, core 0.19)."""
+    model = model_of(job.shape)
+    if len(model.decoder_kinds) == 1:
+        return share
+    heaviest: FloatColumn = share.copy()
+    every = np.maximum(rows.sum_of(of_groups), 1.0)
+    count = len(model.order)
+    for moved_layers in np.unique(offloaded[rows.layouts.pipeline == 1]).astype(np.int64).tolist():
+        some = np.flatnonzero((offloaded == moved_layers) & (rows.layouts.pipeline == 1))
+        windows = np.stack([before[count - moved_layers :] - before[: moved_layers + 1] for before in model.before])
+        saved = np.tensordot(windows.T, np.stack([np.broadcast_to(size, len(rows))[some] for size in of_groups]), 1)
+        heaviest[some] = saved.max(axis=0) / every[some]
+    return heaviest
 
 
 def _routing_of_last(job: Job, rows: RankColumns) -> FloatColumn | float:
@@ -238,17 +271,33 @@ def _checkpointed_share(techniques: Techniques, rows: RankColumns) -> FloatColum
 
 
 def _block(job: Job, rows: RankColumns, depth: FloatColumn) -> FloatColumn | float:
-    """Return what the layers that block recompute leaves whole save beyond their inputs. Megatron recomputes the first
-    layers of each chunk, but which of them are of which kind is not followed: they are the rank's mean layer."""
+    """Return what the layers that block recompute leaves whole save beyond their inputs: those of each model chunk
+    behind the first ones, which it counts (megatron/core/transformer/transformer_block.py _checkpointed_forward, core
+    0.19)."""
     count = rows.layouts.recompute_layers
     if job.techniques.recompute_method != "block" or not np.any(count):
         return 0.0
-    priced = layers_of(job, rows)
-    chunks = rows.layouts.virtual_pipeline  # the count is of each model chunk
-    whole = np.maximum(rows.layers - count * chunks, 0.0)
-    mean = rows.sum_of(priced.by_group(priced.totals)) / np.maximum(rows.layers, 1.0)
-    more = mean - layer_input(job, rows)
-    return np.where((rows.layouts.recompute == RECOMPUTE_FULL) & (count > 0), whole * depth * more, 0.0)
+    layers = layers_of(job, rows)
+    more = layers.by_group([total - layers.stream for total in layers.totals])
+    blocks = (rows.layouts.recompute == RECOMPUTE_FULL) & (count > 0)
+    whole = replace(rows, counts=_left_whole(job, rows))
+    return np.where(blocks, depth * whole.sum_of(more), 0.0)
+
+
+def _left_whole(job: Job, rows: RankColumns) -> tuple[FloatColumn, ...]:
+    """Return the layers of each group that block recompute leaves whole. Where a rank has layers of one group alone,
+    their number says it."""
+    count, several = rows.layouts.recompute_layers, len(model_of(job.shape).decoder_kinds) > 1
+    if not several or rows.groups != model_of(job.shape).single_groups:
+        left = np.maximum(rows.layers - count * rows.layouts.virtual_pipeline, 0.0) / np.maximum(rows.layers, 1.0)
+        return tuple(held * left for held in rows.counts)
+    before = model_of(job.shape).before
+    whole = [np.zeros(len(rows)) for _ in before]
+    for start, stop in chunk_ranges(job.shape.num_layers, rows.layouts, rows.rank):
+        first = np.minimum(start + count, stop)
+        for held, earlier in zip(whole, before, strict=True):
+            held += earlier[stop] - earlier[first]
+    return tuple(whole)
 
 
 def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:

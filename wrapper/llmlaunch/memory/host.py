@@ -14,7 +14,7 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_bytes
+from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_by_layer
 from llmlaunch.memory.batch_masks import loads_batches
 from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
 from llmlaunch.memory.loss import saved_by_heads
@@ -179,7 +179,7 @@ def _kept(job: Job, rows: RankColumns) -> FloatColumn:
 def _swapped_part(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the share of what leaves the device that waits on the host and is not recomputed."""
     kept = kept_by_layer(job, rows)
-    whole, swapped = rows.sum_of(kept), rows.sum_of([swapped_bytes(job, rows, each) for each in kept])
+    whole, swapped = rows.sum_of(kept), rows.sum_of(swapped_by_layer(job, rows))
     return np.asarray(np.where(whole > 0, swapped / np.where(whole > 0, whole, 1.0), 0.0))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.attention import Attention
+from llmlaunch.layers.attention import SoftmaxAttention
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Parameters, Saved, Tensors, stream_bytes
 from llmlaunch.layers.columns import SPLIT_FIELDS_OF_A_LAYER, LayerColumns, Size
 from llmlaunch.layers.layer import Branch, Layer
@@ -243,13 +243,12 @@ def kept_operators(layer: Layer, c: LayerColumns) -> FloatColumn:
     blocks reduce-scatter (torchtitan, parallelisms/parallelize_llama.py, 9dec370, December 2024;
     distributed/activation_checkpoint.py, b5bcd76). The down projection's output is not read again: compiled code drops
     it, eager code keeps it. Grouped products of experts are none of the operators whose output is kept."""
-    attention = next(layer.blocks_of(Attention))
+    attention = next(layer.blocks_of(SoftmaxAttention))
     widths = [mlp.width for mlp in layer.blocks_of(Mlp)] + [each.shared_width for each in layer.blocks_of(Mixture)]
     facts, t, split, h = c.facts, c.tensor, c.sequence_split, attention.hidden
-    e = facts.activation_bytes
-    values = np.maximum(attention.groups, t) * attention.head_dim
-    linears = e * (attention.query_width + values + sum(widths)) / t
-    output = (e * attention.query_width + FP32_BYTES * attention.heads) / t
+    e, (query, value) = facts.activation_bytes, attention.head_widths()
+    linears = e * (attention.heads * query + attention.key_value_heads(c) * value + sum(widths)) / t
+    output = (e * attention.output_width + FP32_BYTES * attention.heads) / t
     scattered = np.where(t > 1, 2.0 * e * h / split, 0.0)
     last = e * h / split * facts.unused_outputs_kept * (t == 1)
     return np.asarray(c.tokens * (facts.residual_bytes * h / split + linears + output + scattered + last))

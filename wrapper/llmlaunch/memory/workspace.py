@@ -175,11 +175,13 @@ def _gathered_tokens(job: Job, rows: RankColumns) -> FloatColumn:
 
 def recorded_gathers(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of gathered layer inputs that are free and cannot be reused yet. Sequence parallelism gathers
-    the input of the attention and of the MLP of every layer. torch before 2.7 records them as used by NCCL's stream
+    the input of every branch of every layer. torch before 2.7 records them as used by NCCL's stream
     (ProcessGroupNCCL.cpp, unless TORCH_NCCL_AVOID_RECORD_STREAMS is set), so they wait until the device has passed
     them; and the host is a forward pass ahead of it."""
-    chunk = rows.layers / rows.layouts.virtual_pipeline
-    gathered = 2.0 * chunk * job.facts.activation_bytes * job.shape.hidden_size * tokens(job, rows)
+    layers = layers_of(job, rows)
+    branches = rows.sum_of(layers.by_group([float(len(layer.branches)) for layer in layers.model.kinds]))
+    each = job.facts.activation_bytes * job.shape.hidden_size * tokens(job, rows)
+    gathered = branches / rows.layouts.virtual_pipeline * each
     return np.where(rows.layouts.sequence_parallel > 0, gathered, 0.0)
 
 

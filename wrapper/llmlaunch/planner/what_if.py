@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.columns import FloatColumn
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
-from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
+from llmlaunch.memory.activations import kept_by_layer, swapped_by_layer
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job, candidate_ranks
 from llmlaunch.planner.headroom import search_with_headroom
@@ -92,16 +92,10 @@ def _layers(job: Job, setting: Setting, layout: Layout) -> list[tuple[float, flo
     nothing = replace(job, techniques=replace(job.techniques, swapped_share=0.0))
     rows = candidate_ranks(nothing, columns)
     layers = pieces(nothing, setting.cluster, split_of(nothing, columns))
-    saved = kept_by_layer(nothing, rows)
-
-    def first(column: FloatColumn) -> float:
-        return float(column[0])
-
-    return [
-        (first(swapped_bytes(nothing, rows, each)), first(each), first(layer.forward))
-        for each, layer in zip(saved, (layers.dense, layers.mixture), strict=True)
-        if layer is not None
-    ]
+    model = model_of(nothing.shape)
+    seconds = (layers.mixture if kind.is_mixture else layers.dense for kind in model.kinds)
+    sizes = zip(swapped_by_layer(nothing, rows), kept_by_layer(nothing, rows), seconds, strict=True)
+    return [(float(whole[0]), float(saved[0]), float(layer.forward[0])) for whole, saved, layer in sizes if layer]
 
 
 def _share_of_host(setting: Setting, layout: Layout) -> float:

@@ -16,7 +16,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
-from llmlaunch.memory.activations import kept_by_layer, swapped_bytes
+from llmlaunch.memory.activations import kept_by_layer, swapped_by_layer
 from llmlaunch.memory.job import Job, offloads_modules, without_layers, without_offload
 from llmlaunch.memory.paged_stash import equal_share
 from llmlaunch.memory.tokens import layer_input
@@ -262,7 +262,7 @@ def moving_seconds(
     rows = without_layers(job, layouts)
     here, on_device = without_offload(job, rows.layouts)
     whole, left = kept_by_layer(here, rows.with_layouts(on_device)), kept_by_layer(job, rows)
-    swapped = [swapped_bytes(job, rows, b) if techniques.swapped_share else 0.0 * b for b in left]
+    swapped = swapped_by_layer(job, rows) if techniques.swapped_share else [0.0 * each for each in left]
     moved = [a - b + c for a, b, c in zip(whole, left, swapped, strict=True)]
     if techniques.offload_checkpoints:
         inputs = layer_input(job, rows)
