@@ -16,10 +16,10 @@ from llmlaunch.facts import Gathering
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.config import ds_config, model_config
 from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
+from llmlaunch.layers.modules import ModuleSplit
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.gathering import gathered
 from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.modules import ModuleSplit
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.models.huggingface.written import config_of
 from llmlaunch.models.shape import ModelShape, MoeShape

@@ -14,6 +14,7 @@ import pytest
 
 import llmlaunch
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
@@ -22,7 +23,6 @@ from llmlaunch.models.huggingface.config import SAME, shape_from_config
 from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
 from llmlaunch.models.huggingface.written import config_of, unsaid
 from llmlaunch.models.kinds import attention_kinds
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques

@@ -11,13 +11,13 @@ from judges import MegatronJudge
 
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.megatron.facts import megatron_facts
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations
-from llmlaunch.models.parameters import count_parameters
+from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations, rank_encoder
 from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape, RopeScaling, SlidingWindow
-from llmlaunch.models.vision import Vision, encoder_parameters
+from llmlaunch.models.vision import Vision
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.workload import Workload
 from support.backend_output import words_of
@@ -200,8 +200,8 @@ def test_bridges_vision_encoder_has_and_keeps_what_is_priced(megatron: MegatronJ
         images = PIXEL_BYTES * of.patches_per_sample * of.patch_width
         return float(encoder_activations(job, all_ranks(job, columns))[0]) - images
 
-    split = encoder_parameters(vision, whole.hidden_size)
-    parameters = (split.blocks_split + split.projectors_split) / 2 + split.blocks_whole + split.projectors_whole
+    job = Job(replace(whole, vision=vision), Workload(1024, 8), megatron_facts())
+    parameters = rank_encoder(job, all_ranks(job, LayoutColumns.of([layout])))[0]
     inside = vision.patches_per_sample * 2 * 2 * vision.hidden_size
     assert verdict.model == {
         "parameters": parameters,

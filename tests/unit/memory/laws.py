@@ -12,6 +12,7 @@ from random_jobs import RandomJob
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import MemoryFacts
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import Job, all_ranks
@@ -20,7 +21,6 @@ from llmlaunch.memory.peak import cache_share, rank_terms
 from llmlaunch.memory.states import states
 from llmlaunch.memory.weights import largest_parameter, rank_parameters, trained_parameters
 from llmlaunch.memory.workspace import weight_gradient_stubs
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 

@@ -12,6 +12,7 @@ from shapes import job_of
 
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import largest_layer
 from llmlaunch.memory.job import Job, RankColumns, all_ranks, with_mean_parts, without_layers
@@ -19,7 +20,6 @@ from llmlaunch.memory.loss import final_norm, saved_by_heads
 from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
 from llmlaunch.memory.workspace import layer_backward, passing_buffers
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import find_model
 from llmlaunch.models.shape import CompressedAttention, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques

@@ -13,6 +13,7 @@ from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.facts import NONE, Gathering, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import earlier_tiles, final_norm, logits, table_gradient
@@ -21,7 +22,6 @@ from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.states import states
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.memory.workspace import layer_backward
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 

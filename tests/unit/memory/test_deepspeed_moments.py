@@ -10,11 +10,11 @@ from shapes import LLAMA3_8B, ranks
 from llmlaunch.facts import Gathering, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, engine_of
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
+from llmlaunch.layers.modules import ModuleSplit
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.gathering import gathered
-from llmlaunch.memory.modules import ModuleSplit
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 
 PARAMETERS = count_parameters(LLAMA3_8B).total

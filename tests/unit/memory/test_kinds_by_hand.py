@@ -11,13 +11,13 @@ import pytest
 from shapes import job_of
 
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.activations import largest_layer, returned_key_values
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer
 from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
 from llmlaunch.models.kinds import attention_kinds
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset
 
 N = 1024  # tokens of a sequence, as many as a window has

@@ -15,6 +15,7 @@ from llmlaunch.facts import Gathering, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer
 from llmlaunch.memory.estimator import estimate, worst_ranks
@@ -35,7 +36,6 @@ from llmlaunch.memory.workspace import (
     mixture_forward,
     recomputed_layer,
 )
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.units import GIB

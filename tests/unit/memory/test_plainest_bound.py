@@ -17,12 +17,12 @@ from shapes import LLAMA3_8B
 
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.saved import saved_by_dense_layer
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Adapters, Techniques
 from llmlaunch.workload import Workload

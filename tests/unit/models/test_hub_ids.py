@@ -10,8 +10,8 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.models.hub_ids import hub_model, is_hub_id
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import find_model, load_preset, preset_names, resolve_model
 
 ENTRIES: list[dict[str, Any]] = json.loads(asset("recipes", "hub_ids.json").read_text("utf-8"))["models"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.models.parameters import ModelParameters, count_parameters
+from llmlaunch.layers.parameters import ModelParameters, count_parameters
 from llmlaunch.models.presets import load_preset, preset_names
 
 
@@ -35,15 +35,8 @@ def test_gpt_3_shapes_round_to_the_papers_counts(name: str, millions: int, digit
 def test_a_mixture_uses_only_topk_experts_per_token() -> None:
     count = count_of("mixtral-8x7b")
     assert count.active == 12_879_925_248
-    assert [layer.router for layer in count.layers] == [4096 * 8] * 32
+    assert {(layer.experts, layer.active_experts) for layer in count.layers} == {(24 * 4096 * 14336, 6 * 4096 * 14336)}
     assert count_of("llama3-8b").active == 8_030_261_248
-
-
-def test_a_llama_layer_by_part() -> None:
-    layer = count_of("llama3-8b").layers[0]
-    assert layer.attention == 4096 * (4096 + 2 * 1024) + 4096 * 4096
-    assert layer.mlp == 3 * 4096 * 14336
-    assert layer.norms == 2 * 4096
 
 
 def test_tying_the_embedding_saves_one_vocabulary() -> None:
@@ -62,8 +55,3 @@ def test_multi_token_prediction_adds_a_layer_and_its_projection() -> None:
     shape = load_preset("deepseek-v3")
     more = count_parameters(replace(shape, mtp_num_layers=1)).mtp
     assert more == count_parameters(shape).layers[-1].total + 2 * 7168**2 + 3 * 7168
-
-
-def test_gemma_2_has_four_norms_a_layer_and_the_shared_experts_gate_is_the_routers() -> None:
-    assert count_of("gemma2-9b").layers[0].norms == 4 * 3584
-    assert count_of("qwen2-57b-a14b").layers[0].router == 3584 * (64 + 1)

@@ -9,8 +9,8 @@ import pytest
 
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.placement.traffic import Volumes, inverse, order_seconds, traffic
 from llmlaunch.planner.placement import ExpectedPlacement, expected_placement, layout_sizes, step_volumes
 from llmlaunch.recipe.types import Recipe

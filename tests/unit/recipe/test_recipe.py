@@ -14,7 +14,7 @@ import yaml
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
-from llmlaunch.models.parameters import count_parameters
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import AUTO_NODES, NO_BUDGET, Budget, Recipe
 from support.json_schemas import validate

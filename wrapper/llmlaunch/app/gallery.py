@@ -49,7 +49,7 @@ def gallery_entries() -> list[GalleryEntry]:
 
 
 def _entry(recipe: Recipe) -> GalleryEntry:
-    from llmlaunch.models.parameters import count_parameters
+    from llmlaunch.layers.parameters import count_parameters
 
     parameters = count_parameters(recipe.model).total
     accelerator = recipe.cluster.accelerator

@@ -8,8 +8,8 @@ from math import ceil
 from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.errors import UserError
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.network import host_link_bytes_per_second
 from llmlaunch.timing.step import evaluation_seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, stream_bytes
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
+from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
 
 __all__ = ["Attention", "SoftmaxAttention", "Window"]
 
@@ -189,6 +191,11 @@ class Attention(SoftmaxAttention):
         elif self.query_key_norm == "head":
             norms = (Vector(float(self.norm_vectors * self.head_dim)),) * 2
         return (*norms, Vector(float(self.heads), divided=True)) if self.sinks else norms
+
+    def modules(self, style: ModuleStyle) -> list[Module]:
+        """Return the projections of queries, keys and values, norms and sinks, and the projection of the output."""
+        first, last = (chain.from_iterable(linear_modules(matrix, style)) for matrix in self.matrices)
+        return container([*first, *vector_modules(self.vectors, style), *last])
 
     def key_value_heads(self, c: LayerColumns) -> FloatColumn:
         """Return the heads of keys, and of values, that attention reads, over all tensor ranks: at least one a rank,

@@ -13,6 +13,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import Matrix, Vector
+from llmlaunch.layers.modules import Module, ModuleStyle
 
 __all__ = ["FP32_BYTES", "AdapterGroup", "Behind", "Block", "Parameters", "Saved", "Tensors", "stream_bytes"]
 
@@ -89,6 +90,16 @@ class Block:
     def vectors(self) -> tuple[Vector, ...]:
         """The block's parameters that are no matrices, biases of these aside."""
         return ()
+
+    @cached_property
+    def total_parameters(self) -> float:
+        """Parameters of the whole block."""
+        return sum(each.size for each in self.vectors) + sum(each.total_parameters for each in self.matrices)
+
+    def modules(self, style: ModuleStyle) -> list[Module]:
+        """Return the modules of the block's class in Transformers, in the order in which they run forward, each before
+        what is inside it; one tensor of a kind whose class is not known."""
+        return [Module((int(self.total_parameters),))]
 
     def more_vectors(self, c: LayerColumns) -> Size:
         """Return parameters that the block has in some frameworks alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from llmlaunch.layers.attention import CORE, QKV, SoftmaxAttention
 from llmlaunch.layers.block import FP32_BYTES, Saved
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, NEITHER, OUTPUTS, Matrix, Part, Vector
+from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
 
 __all__ = ["UP_PROJECTION", "LatentAttention"]
 
@@ -58,7 +60,7 @@ class LatentAttention(SoftmaxAttention):
         return np.full(len(c), float(self.heads))
 
     @cached_property
-    def matrices(self) -> tuple[Matrix, ...]:
+    def projections(self) -> tuple[Matrix, ...]:
         """Down projections are whole on every device, up projections divided (megatron/core/transformer/
         multi_latent_attention.py, core 0.19). All of them have an adapter, or none."""
         h, queries = float(self.hidden), float(self.heads * self.query_head)
@@ -79,10 +81,28 @@ class LatentAttention(SoftmaxAttention):
         )
 
     @cached_property
-    def vectors(self) -> tuple[Vector, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The projections alone."""
+        return self.projections
+
+    @cached_property
+    def latent_norms(self) -> tuple[Vector, ...]:
         """Norms of the latents."""
         ranks = (self.query_rank, self.key_value_rank)
         return tuple(Vector(float(self.norm_vectors * rank)) for rank in ranks if rank is not None)
+
+    @cached_property
+    def vectors(self) -> tuple[Vector, ...]:
+        """Norms of the latents."""
+        return self.latent_norms
+
+    def modules(self, style: ModuleStyle) -> list[Module]:
+        """Return the projections, the norms of latents behind them, and all else as one tensor."""
+        projections = (linear for matrix in self.projections for linear in linear_modules(matrix, style))
+        counted = sum(each.elements for each in self.projections) + sum(each.size for each in self.latent_norms)
+        others = int(self.total_parameters - counted)
+        rest = [Module((others,))] if others else []
+        return container([*chain.from_iterable(projections), *vector_modules(self.latent_norms, style), *rest])
 
     def more_vectors(self, c: LayerColumns) -> Size:
         """Return the norm before queries without a latent, where a framework has one."""

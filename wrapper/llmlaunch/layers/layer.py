@@ -16,6 +16,7 @@ from llmlaunch.layers.adapters import beside_adapters, sampled
 from llmlaunch.layers.block import FP32_BYTES, Block, Parameters, Saved
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import Matrix
+from llmlaunch.layers.modules import Module, ModuleStyle, container
 
 __all__ = ["Branch", "Layer"]
 
@@ -49,6 +50,18 @@ class Branch:
     def matrices(self) -> tuple[Matrix, ...]:
         """The matrices of all its blocks."""
         return tuple(matrix for block in self.blocks for matrix in block.matrices)
+
+    @cached_property
+    def total_parameters(self) -> float:
+        """Parameters of the whole branch."""
+        own = self.norms * self.norm_parameters + self.mixing_parameters
+        return own + sum(block.total_parameters for block in self.blocks)
+
+    def modules(self, style: ModuleStyle) -> list[Module]:
+        """Return the modules of norms and blocks, in the order in which they run forward."""
+        before = Module((int(self.norm_parameters + self.mixing_parameters),))
+        behind = [Module((int(self.norm_parameters),))] if self.post_norm else []
+        return [before, *(module for block in self.blocks for module in block.modules(style)), *behind]
 
     @property
     def stream_width(self) -> int:
@@ -122,6 +135,15 @@ class Layer:
     def matrices(self) -> tuple[Matrix, ...]:
         """The matrices of all blocks, in order."""
         return tuple(matrix for block in self.blocks for matrix in block.matrices)
+
+    @cached_property
+    def total_parameters(self) -> float:
+        """Parameters of the whole layer."""
+        return sum(branch.total_parameters for branch in self.branches)
+
+    def modules(self, style: ModuleStyle) -> list[Module]:
+        """Return the layer's module and those inside it."""
+        return container((module for branch in self.branches for module in branch.modules(style)), layer=True)
 
     @cached_property
     def is_mixture(self) -> bool:

@@ -72,6 +72,11 @@ class Matrix:
         """Elements of the bias of one whole matrix."""
         return self.outputs if self.bias else 0.0
 
+    @property
+    def total_parameters(self) -> float:
+        """Elements of all such matrices and of their biases."""
+        return self.count * (self.elements + self.biases)
+
     def ranks(self, c: LayerColumns) -> FloatColumn:
         """Return how many devices divide one matrix."""
         return c.expert_tensor if self.of_experts else c.tensor
@@ -114,4 +119,8 @@ class Vector:
 
     def on_device(self, c: LayerColumns) -> Size:
         """Return the parameters on a device."""
-        return Part("", self.size, self.units).on_device(c.tensor) if self.divided else self.size
+        return self.on_ranks(c.tensor)
+
+    def on_ranks(self, tensor: Size) -> Size:
+        """Return the parameters that one of `tensor` ranks has."""
+        return Part("", self.size, self.units).on_device(tensor) if self.divided else self.size

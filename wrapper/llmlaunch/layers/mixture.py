@@ -12,7 +12,8 @@ from llmlaunch.layers.adapters import fused_adapted
 from llmlaunch.layers.block import FP32_BYTES, AdapterGroup, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part
-from llmlaunch.layers.mlp import mlp_backward, mlp_matrices, projected_bytes
+from llmlaunch.layers.mlp import mlp_backward, mlp_matrices, mlp_modules, projected_bytes
+from llmlaunch.layers.modules import Module, ModuleStyle, container, expert_modules
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 
 __all__ = ["Mixture"]
@@ -84,6 +85,16 @@ class Mixture(Block):
     def shared_matrices(self) -> tuple[Matrix, ...]:
         """Both matrices of the shared expert."""
         return mlp_matrices(self.hidden, self.shared_width, self.gated, self.bias) if self.shared_width else ()
+
+    def modules(self, style: ModuleStyle) -> list[Module]:
+        """Return router, experts and shared expert; one module where DeepSpeed gathers them together. The gate of the
+        shared expert and projections to and from latents are counted with the router."""
+        router = sum(matrix.total_parameters for matrix in (*self.routing_matrices, *self.latent_matrices))
+        shared = mlp_modules(self.shared_matrices, style) if self.shared_width else []
+        inside = [Module((int(router),)), *expert_modules(self.expert_matrices, style), *shared]
+        if style.leaf_mixtures:
+            return [Module(tuple(size for module in inside for size in module.parameters), leaf=True)]
+        return container(inside)
 
     def balanced_tokens(self, c: LayerColumns) -> FloatColumn:
         """Return topk times the tokens of a device: what its experts see of equally shared ones."""

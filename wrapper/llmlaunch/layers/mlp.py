@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -13,8 +14,9 @@ from llmlaunch.layers.adapters import fused_adapted
 from llmlaunch.layers.block import AdapterGroup, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part
+from llmlaunch.layers.modules import NO_PARAMETERS, Module, ModuleStyle, container, linear_modules
 
-__all__ = ["Mlp", "inputs_kept", "mlp_backward", "mlp_matrices", "projected_bytes"]
+__all__ = ["Mlp", "inputs_kept", "mlp_backward", "mlp_matrices", "mlp_modules", "projected_bytes"]
 
 
 @frozen
@@ -34,6 +36,10 @@ class Mlp(Block):
     def matrices(self) -> tuple[Matrix, ...]:
         """The first matrix, gate and up together, and the second."""
         return mlp_matrices(self.hidden, self.width, self.gated, self.bias)
+
+    def modules(self, style: ModuleStyle) -> list[Module]:
+        """Return both linear layers, or three, and the activation function."""
+        return mlp_modules(self.matrices, style)
 
     def _chunked(self, c: LayerColumns) -> bool:
         return c.techniques.mlp_chunks > 1 and c.facts.mlp_chunks_recomputed
@@ -107,6 +113,13 @@ def mlp_matrices(
         Matrix(float(outer), first, OUTPUTS, "linear_fc1", bias, *experts),
         Matrix(float(width), (Part("down_proj", float(outer)),), INPUTS, "linear_fc2", bias, *experts),
     )
+
+
+def mlp_modules(matrices: Sequence[Matrix], style: ModuleStyle) -> list[Module]:
+    """Return the modules of an MLP: the activation function runs behind the gate, or behind up where there is none."""
+    first, second = (linear_modules(matrix, style) for matrix in matrices)
+    activated, *others = first
+    return container([*activated, NO_PARAMETERS, *chain.from_iterable(others), *chain.from_iterable(second)])
 
 
 def projected_bytes(c: LayerColumns, gated: bool) -> float:

@@ -48,7 +48,7 @@ class SparseAttention(LatentAttention):
         def whole(inputs: float, outputs: float) -> Matrix:
             return Matrix(inputs, (Part("", outputs),), NEITHER)
 
-        *others, last = super().matrices
+        *others, last = self.projections
         indexer = (
             whole(float(self.latent), float(self.index_width)),
             whole(h, float(self.index_head_dim)),
@@ -59,7 +59,7 @@ class SparseAttention(LatentAttention):
     @cached_property
     def vectors(self) -> tuple[Vector, ...]:
         """Norms of the latents, and the LayerNorm of the indexer's key, which has a bias."""
-        return (*super().vectors, Vector(2.0 * self.index_head_dim))
+        return (*self.latent_norms, Vector(2.0 * self.index_head_dim))
 
     def kernel_heads(self, c: LayerColumns) -> FloatColumn:
         """Return the heads that the kernel of sparse attention works on (FlashMLA's sparse prefill;

@@ -20,8 +20,9 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import Gathering
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.modules import Module, ModuleSplit
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.modules import Module, ModuleSplit, modules_of
+from llmlaunch.memory.modules import modules_of
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Adapters
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import MemoryFacts
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.memory.job import Job, RankColumns, mixture_layers
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB

@@ -14,6 +14,7 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_by_layer
 from llmlaunch.memory.batch_masks import loads_batches
 from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
@@ -30,7 +31,6 @@ from llmlaunch.memory.weights import (
     tables,
     trained_parameters,
 )
-from llmlaunch.models.parameters import count_parameters
 
 __all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms"]
 

@@ -1,4 +1,4 @@
-"""A vision encoder before the decoder, Qwen3-VL's: its sizes, its parameters, and the patches that images are cut into
+"""A vision encoder before the decoder, Qwen3-VL's: its sizes, and the patches that images are cut into
 (transformers/models/qwen3_vl/modeling_qwen3_vl.py, 5.23; megatron/bridge/models/qwen_vl, Megatron-Bridge 0.6)."""
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from pydantic import Field
 
 from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.frozen import frozen
 
-__all__ = ["VISION_NEEDS", "EncoderParameters", "Vision", "check_vision", "encoder_parameters", "vision_of"]
+__all__ = ["VISION_NEEDS", "Vision", "check_vision", "vision_of"]
 
 Size = Annotated[int, Field(ge=1, le=2**24)]
 Count = Annotated[int, Field(ge=1, le=2**16)]
@@ -112,33 +111,3 @@ def check_vision(vision: Vision, layers: int) -> None:
         raise BadKey(("vision", "deepstack"), f"must name different blocks from 0 to {vision.depth - 1}")
     if len(vision.deepstack) > layers:
         raise BadKey(("vision", "deepstack"), f"names more blocks than the decoder has layers ({layers})")
-
-
-@frozen
-class EncoderParameters:
-    """Parameters of the encoder with its patch embedding, and of all projectors: those that tensor parallelism splits,
-    and those that are whole on every device."""
-
-    blocks_split: int
-    blocks_whole: int
-    projectors_split: int
-    projectors_whole: int
-
-    @property
-    def total(self) -> int:
-        return self.blocks_split + self.blocks_whole + self.projectors_split + self.projectors_whole
-
-
-def encoder_parameters(vision: Vision, hidden_size: int) -> EncoderParameters:
-    """Return the counts of an encoder before a decoder that is `hidden_size` wide. Bridge splits the linears of blocks
-    and projectors and leaves patch embedding, positions and norms whole (modelling_qwen3_vl/vision_model.py and
-    utils.py, Megatron-Bridge 0.6; get_vit_layer_with_transformer_engine_spec, core 0.19)."""
-    h, ffn, merged = vision.hidden_size, vision.ffn_hidden_size, vision.merged_width
-    patches = (vision.patch_width + 1 + vision.position_embeddings) * h
-    last_norm, deepstack_norms = 2 * h, 2 * merged * len(vision.deepstack)
-    return EncoderParameters(
-        blocks_split=vision.depth * (4 * h**2 + 2 * h * ffn + 3 * h + ffn),
-        blocks_whole=vision.depth * (2 * h + 4 * h) + patches,
-        projectors_split=vision.projectors * merged * (merged + hidden_size + 1),
-        projectors_whole=vision.projectors * hidden_size + last_norm + deepstack_norms,
-    )

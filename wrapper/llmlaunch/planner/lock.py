@@ -20,8 +20,8 @@ from llmlaunch.documents.text import Line
 from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, Layout
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.recipe.digest import recipe_digest

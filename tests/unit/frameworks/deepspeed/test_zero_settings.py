@@ -12,10 +12,10 @@ from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.stated_zero import stated_settings
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings, settings_of_record
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.states import States, states
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.presets import load_preset
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe

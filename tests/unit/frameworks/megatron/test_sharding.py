@@ -11,9 +11,9 @@ from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.checkpoints import reshards
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.registry import recorded_name
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import estimate
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.planner.neighbours import technique_neighbours
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of

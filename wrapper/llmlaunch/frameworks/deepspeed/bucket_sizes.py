@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from llmlaunch.frameworks.deepspeed.facts import OFFLOAD_GROUPS, SUB_GROUP_ELEMENTS
 from llmlaunch.frameworks.deepspeed.own_settings import own_number
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["LIVE_PARAMETERS", "PERSISTENT_PARAMETER", "bucket_elements", "live_parameters", "sub_group_elements"]

@@ -12,9 +12,9 @@ from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.frameworks.megatron.cuda_graphs import graph_scopes
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding, sharding_techniques
 from llmlaunch.frameworks.megatron.techniques import DEFAULT_MODULES
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
 from llmlaunch.models.kinds import part_kinds
-from llmlaunch.models.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import FULL_ITERATION
