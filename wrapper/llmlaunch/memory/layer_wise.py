@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.memory.job import Job, RankColumns, mixture_layers, once_for_rows
-from llmlaunch.models.linears import Linear, attention_linears, mlp_linears
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix
+from llmlaunch.layers.model import model_of
+from llmlaunch.memory.job import Job, RankColumns, once_for_rows
 
 __all__ = ["WholeMatrices", "whole_matrices"]
 
@@ -47,22 +47,20 @@ def whole_matrices(job: Job, rows: RankColumns) -> WholeMatrices:
     """Without ZeRO 1 no rank shares the optimizer, and nothing is padded."""
     lay, count = rows.layouts, len(rows)
     columns = np.zeros((7, count))
-    shape, sharded = job.shape, lay.zero_stage >= 1
+    sharded = lay.zero_stage >= 1
     ranks = np.where(sharded, lay.data * lay.context, 1)
     expert_ranks = np.where(
         sharded, np.maximum(lay.tensor * lay.context * lay.data // (lay.expert * lay.expert_tensor), 1), 1
     )
+    layers = _layers(job, rows)
     for row in range(count):
         chunks = int(lay.virtual_pipeline[row])
-        dense_layers, mixtures = (
-            round(float(each[row]) / chunks)
-            for each in (rows.layers - mixture_layers(job, rows), mixture_layers(job, rows))
-        )
         bucketed = bool(rows.first[row])
-        t, etp, local = int(lay.tensor[row]), int(lay.expert_tensor[row]), _local_experts(shape, int(lay.expert[row]))
+        t, etp, ep = int(lay.tensor[row]), int(lay.expert_tensor[row]), int(lay.expert[row])
+        held = [(here, round(float(every[row]) / chunks)) for here, every in layers]
         parts = (
-            (_dense_layer(shape, t) * dense_layers + _mixture_layer(shape, t) * mixtures, int(ranks[row])),
-            (_experts(shape, etp, local) * mixtures, int(expert_ranks[row])),
+            (sum((here.dense(t) * times for here, times in held), ()), int(ranks[row])),
+            (sum((here.experts(etp, ep) * times for here, times in held), ()), int(expert_ranks[row])),
         )
         for place, (matrices, group) in enumerate(parts):
             if not matrices:
@@ -81,8 +79,19 @@ def whole_matrices(job: Job, rows: RankColumns) -> WholeMatrices:
     return WholeMatrices(*columns)
 
 
-def _local_experts(shape: ModelShape, expert: int) -> int:
-    return 0 if shape.moe is None else max(shape.moe.num_experts // expert, 1)
+def _layers(job: Job, rows: RankColumns) -> list[tuple[_LayerMatrices, FloatColumn]]:
+    """Return the matrices of a layer of each kind, and how many such layers each row's rank has. Kinds whose matrices
+    are alike are one; of kinds that a row does not tell apart, the one with the smallest counts."""
+    kinds, counts = model_of(job.shape).kinds, dict[tuple[Matrix, ...], FloatColumn]()
+    for group, count in zip(rows.groups, rows.counts, strict=True):
+        if group:
+            matrices = min((kinds[kind].matrices for kind in group), key=_elements)
+            counts[matrices] = counts[matrices] + count if matrices in counts else count
+    return [(_LayerMatrices(matrices), count) for matrices, count in counts.items()]
+
+
+def _elements(matrices: Sequence[Matrix]) -> float:
+    return sum(matrix.count * matrix.elements for matrix in matrices)
 
 
 @lru_cache(maxsize=4096)
@@ -130,40 +139,38 @@ class _Matrix:
     products: float
 
 
-Matrices = tuple[_Matrix, ...]
+class _LayerMatrices:
+    """The matrices of one layer, as devices have them."""
+
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
+        self._dense = [matrix for matrix in matrices if not matrix.of_experts]
+        self._experts = [matrix for matrix in matrices if matrix.of_experts]
+        self._known: dict[tuple[int, ...], tuple[_Matrix, ...]] = {}
+
+    def dense(self, tensor: int) -> tuple[_Matrix, ...]:
+        """Return all but the experts': a router is a matrix, too."""
+        return self._once((tensor,), lambda: tuple(_matrix(matrix, tensor) for matrix in self._dense))
+
+    def experts(self, expert_tensor: int, expert: int) -> tuple[_Matrix, ...]:
+        """Return those of a device's experts."""
+        return self._once(
+            (expert_tensor, expert),
+            lambda: tuple(
+                _matrix(matrix, expert_tensor)
+                for matrix in self._experts
+                for _ in range(max(matrix.count // expert, 1))
+            ),
+        )
+
+    def _once(self, split: tuple[int, ...], made: Callable[[], tuple[_Matrix, ...]]) -> tuple[_Matrix, ...]:
+        if split not in self._known:
+            self._known[split] = made()
+        return self._known[split]
 
 
-@lru_cache(maxsize=1024)
-def _dense_layer(shape: ModelShape, t: int) -> Matrices:
-    return _matrices((*attention_linears(shape), *mlp_linears(shape, float(shape.ffn_hidden_size))), t)
-
-
-@lru_cache(maxsize=1024)
-def _mixture_layer(shape: ModelShape, t: int) -> Matrices:
-    """All but the experts: a router is a matrix, too."""
-    moe, h = shape.moe, float(shape.hidden_size)
-    if moe is None:
-        return ()
-    gate = (Linear(h, 1.0, "neither"),) if moe.shared_expert_gate else ()
-    shared = mlp_linears(shape, float(moe.shared_expert_ffn_hidden_size))
-    return _matrices((*attention_linears(shape), *shared, Linear(h, float(moe.num_experts), "neither"), *gate), t)
-
-
-@lru_cache(maxsize=1024)
-def _experts(shape: ModelShape, etp: int, local: int) -> Matrices:
-    if shape.moe is None:
-        return ()
-    each = _matrices(mlp_linears(shape, float(shape.moe.ffn_hidden_size)), etp)
-    return tuple(matrix for matrix in each for _ in range(local))
-
-
-def _matrices(linears: Sequence[Linear], split: int) -> Matrices:
-    return tuple(_matrix(each, 1 if each.divided == "neither" else split) for each in linears)
-
-
-def _matrix(linear: Linear, split: int) -> _Matrix:
-    inputs = linear.inputs / (split if linear.divided == "inputs" else 1)
-    outputs = linear.outputs / (split if linear.divided == "outputs" else 1)
+def _matrix(matrix: Matrix, ranks: int) -> _Matrix:
+    inputs = matrix.inputs / (ranks if matrix.divided == INPUTS else 1)
+    outputs = matrix.outputs / (ranks if matrix.divided == OUTPUTS else 1)
     short, long = min(inputs, outputs), max(inputs, outputs)
     products = NEWTON_SCHULZ_STEPS * (4.0 * short**2 * long + 2.0 * short**3)
     return _Matrix(round(inputs * outputs), products)
