@@ -12,7 +12,7 @@ import numpy as np
 
 from llmlaunch.columns import IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.attention import Attention, Window
+from llmlaunch.layers.attention import Attention, SoftmaxAttention, Window
 from llmlaunch.layers.block import Block
 from llmlaunch.layers.delta_net import DeltaNet
 from llmlaunch.layers.latent_attention import LatentAttention
@@ -52,6 +52,26 @@ class Model:
         """How many layers of each kind come before each decoder layer, and before the end."""
         order = np.array(self.order)
         return tuple(np.concatenate([[0], np.cumsum(order == kind)]) for kind in range(len(self.kinds)))
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The different blocks of all layers."""
+        return tuple(dict.fromkeys(block for layer in self.kinds for block in layer.blocks))
+
+    def has(self, kind: type[Block]) -> bool:
+        """Whether some layer has a block of this kind."""
+        return any(isinstance(block, kind) for block in self.blocks)
+
+    @cached_property
+    def heads_differ(self) -> bool:
+        """Whether softmax attention of some layers has other heads than that of others (Gemma 4)."""
+        return len({block.matrices for block in self.blocks if isinstance(block, SoftmaxAttention)}) > 1
+
+    @cached_property
+    def first_blocks_differ(self) -> bool:
+        """Whether some layers have other parameters in the place of attention than others."""
+        first = (layer.branches[0].blocks for layer in self.kinds)
+        return len({tuple((block.matrices, block.vectors) for block in blocks) for blocks in first}) > 1
 
     @cached_property
     def layers_are_branches(self) -> bool:

@@ -18,6 +18,7 @@ from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import SWITCH_NAMES, Backend, Space, StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import (
     EVEN,
     LAYOUT_FIELDS,
@@ -27,7 +28,6 @@ from llmlaunch.layout import (
     LayoutColumns,
     Modules,
 )
-from llmlaunch.models.kinds import is_mixed
 from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
@@ -97,8 +97,7 @@ def enumerate_uneven(recipe: Recipe, space: Space) -> LayoutColumns:
     point of the stage search. One chunk for each rank, whose ends may balance better; several where they do not divide
     the layers. None where layers differ in their attention: the stage search knows kinds of MLPs alone."""
     shape, layers = recipe.model, recipe.model.num_layers
-    differ = shape.linear_attention is not None or shape.mamba is not None or is_mixed(shape)
-    if not space.uneven or recipe.layers_by_stage is not None or differ:
+    if not space.uneven or recipe.layers_by_stage is not None or model_of(shape).first_blocks_differ:
         return _splits(recipe, space, [])
     pipelines = pinned_numbers(recipe, "pipeline") or divisors(recipe.world_size, layers)
     chunks = pinned_numbers(recipe, "virtual_pipeline") or range(1, MOST_UNEVEN_CHUNKS + 1)

@@ -6,8 +6,8 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import implies
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
-from llmlaunch.models.kinds import is_mixed
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["ANY_RULES", "OWN_RULES", "RULES", "context_sizes", "not_split", "tensor_sizes"]
@@ -176,7 +176,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "Ulysses wants heads of one width, for keys and values and in all layers, which multi-latent attention and "
         "Gemma 4 have not: context must be 1",
         "deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.forward, 0.19.8",
-        lambda s: implies(s.layouts.context > 1, s.shape.mla is None and not is_mixed(s.shape)),
+        lambda s: implies(s.layouts.context > 1, s.shape.mla is None and not model_of(s.shape).heads_differ),
     ),
     Rule(
         "context-masks",

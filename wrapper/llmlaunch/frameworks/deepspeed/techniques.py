@@ -13,8 +13,8 @@ import numpy as np
 from llmlaunch.frameworks.argument import Argument, argument, optional
 from llmlaunch.frameworks.base import Requirement, implies, parts_fused_modules, pinned_least
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
-from llmlaunch.models.kinds import is_mixed
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import FUSED_MODULES, Adapters, Techniques
 
@@ -83,7 +83,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "training.adapters",
         "stand beside heads of one width: those of layers that see everything are not priced; remove it",
         "transformers/models/gemma4/modeling_gemma4.py Gemma4TextAttention, 5.23",
-        lambda r: r.techniques.adapters is not None and is_mixed(r.model),
+        lambda r: r.techniques.adapters is not None and model_of(r.model).heads_differ,
     ),
     Requirement(
         "mamba-mixers",

@@ -5,7 +5,11 @@ from __future__ import annotations
 from llmlaunch.frameworks.base import Requirement
 from llmlaunch.frameworks.megatron.parser import rendered_version
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
-from llmlaunch.models.kinds import is_mixed
+from llmlaunch.layers.attention import Attention
+from llmlaunch.layers.latent_attention import LatentAttention
+from llmlaunch.layers.mixture import Mixture
+from llmlaunch.layers.mlp import Mlp
+from llmlaunch.layers.model import model_of
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["MUON_REQUIREMENTS"]
@@ -13,19 +17,15 @@ __all__ = ["MUON_REQUIREMENTS"]
 KEY = "training.optimizer"
 FACTORY = "megatron/core/optimizer/__init__.py _get_megatron_emerging_optimizer, core 0.19"
 LAYER_WISE = "megatron/core/optimizer/layer_wise_optimizer.py LayerWiseDistributedOptimizer, core 0.19"
+PRICED = {Attention, LatentAttention, Mixture, Mlp}
 
 
 def _unpriced(recipe: Recipe) -> bool:
-    model, training = recipe.model, recipe.training
-    other = model.linear_attention is not None or model.indexer is not None or model.mtp_num_layers > 0
-    other = (
-        other
-        or is_mixed(model)
-        or model.compressed_attention is not None
-        or model.residual_streams > 1
-        or model.mamba is not None
-    )
-    return other or model.position_embedding == "learned_absolute" or training.fp8_parameters
+    shape, model = recipe.model, model_of(recipe.model)
+    other = {type(block) for block in model.blocks} - PRICED
+    several = model.heads_differ or shape.residual_streams > 1
+    learned = shape.position_embedding == "learned_absolute"
+    return bool(other or model.predicts) or several or learned or recipe.training.fp8_parameters
 
 
 MUON_REQUIREMENTS: tuple[Requirement, ...] = (

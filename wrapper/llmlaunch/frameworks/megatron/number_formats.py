@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
@@ -11,9 +10,9 @@ from numpy.typing import NDArray
 from llmlaunch.columns import BoolColumn
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.base import Requirement, implies
+from llmlaunch.layers.matrix import INPUTS, OUTPUTS
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
-from llmlaunch.models.kinds import part_kinds
-from llmlaunch.models.linears import Linear, attention_linears, delta_linears, latent_linears, mamba_linears
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
@@ -104,24 +103,22 @@ def narrow_sizes(s: Situation) -> BoolColumn:
     """Every matrix of the blocks, divided as the layout divides it, has sizes the products take."""
     if s.numbers.narrow is None:
         return np.ones(len(s.layouts), dtype=np.bool_)
-    multiple, tensor = MULTIPLES[s.numbers.narrow][1], s.layouts.tensor
-    fits = np.ones(len(s.layouts), dtype=np.bool_)
-    for linear in _linears(s.shape):
-        for size, side in ((linear.inputs, "inputs"), (linear.outputs, "outputs")):
-            fits &= _multiple(int(size), tensor if linear.divided == side else 1, multiple)
-    if s.shape.mamba is None or "mlp" in part_kinds(s.shape):
-        fits &= _multiple(s.shape.ffn_hidden_size, tensor, multiple)
-    if s.shape.moe is not None:
-        fits &= _multiple(s.shape.moe.ffn_hidden_size, s.layouts.expert_tensor, multiple)
-        fits &= _multiple(s.shape.moe.shared_expert_ffn_hidden_size, tensor, multiple)
+    multiple, fits = MULTIPLES[s.numbers.narrow][1], np.ones(len(s.layouts), dtype=np.bool_)
+    for size, split in _sizes(s.shape):
+        fits &= _multiple(size, 1 if split is None else getattr(s.layouts, split), multiple)
     return fits
 
 
-def _linears(shape: ModelShape) -> Iterator[Linear]:
-    """Yield the projections of attention, of what stands in its place, and of latents, as far as layers have them."""
-    by_part = {"attention": attention_linears, "linear": delta_linears, "mamba": mamba_linears}
-    yield from (linear for part, linears in by_part.items() if part in part_kinds(shape) for linear in linears(shape))
-    yield from latent_linears(shape)
+def _sizes(shape: ModelShape) -> set[tuple[int, str | None]]:
+    """Return the sizes of the matrices that narrower formats take, each with the size of a layout that divides it."""
+    sizes: set[tuple[int, str | None]] = set()
+    for block in model_of(shape).blocks:
+        for matrix in block.matrices:
+            if matrix.narrow:
+                split = "expert_tensor" if matrix.of_experts else "tensor"
+                sizes.add((int(matrix.inputs), split if matrix.divided == INPUTS else None))
+                sizes.add((int(matrix.outputs), split if matrix.divided == OUTPUTS else None))
+    return sizes
 
 
 def _multiple(size: int, split: NDArray[np.int64] | int, multiple: int) -> BoolColumn:

@@ -12,9 +12,10 @@ from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.frameworks.megatron.cuda_graphs import graph_scopes
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding, sharding_techniques
 from llmlaunch.frameworks.megatron.techniques import DEFAULT_MODULES
+from llmlaunch.layers.mlp import Mlp
+from llmlaunch.layers.model import model_of
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
-from llmlaunch.models.kinds import part_kinds
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import FULL_ITERATION
@@ -161,8 +162,7 @@ def _module_sets(recipe: Recipe) -> list[Modules]:
     norms fused into the linear after them likewise. moe is the whole mixture, and takes the place of its parts."""
     shape = recipe.model
     parts: list[tuple[Modules, ...]] = []
-    dense = shape.moe is None or not all(shape.moe.layer_pattern)
-    if dense if shape.mamba is None else "mlp" in part_kinds(shape):
+    if model_of(shape).has(Mlp):
         parts.append(((), ("mlp",)))
     if shape.mla is not None or shape.compressed_attention is not None:
         parts.append(((), ("mla_up_proj",)))

@@ -31,8 +31,9 @@ from llmlaunch.frameworks.megatron import (
     vision_rules,
 )
 from llmlaunch.frameworks.megatron.own_choices import unknown_library
+from llmlaunch.layers.mlp import Mlp
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Rule, Situation
-from llmlaunch.models.kinds import part_kinds
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.workload import NO_NUMBER_FORMATS
 
@@ -70,10 +71,7 @@ def query_columns(s: Situation) -> BoolColumn:
 
 def ffn(s: Situation) -> BoolColumn:
     """Dense layers alone have this FFN: a model whose layers are all mixtures builds none."""
-    dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
-    if s.shape.mamba is not None:
-        dense = "mlp" in part_kinds(s.shape)
-    return divides(s.layouts.tensor, s.shape.ffn_hidden_size if dense else 0)
+    return divides(s.layouts.tensor, s.shape.ffn_hidden_size if model_of(s.shape).has(Mlp) else 0)
 
 
 def stages_hold_some(s: Situation) -> BoolColumn:
