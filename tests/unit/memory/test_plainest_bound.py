@@ -22,7 +22,7 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.saved import saved_by_dense_layer
+from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Adapters, Techniques
 from llmlaunch.workload import Workload
@@ -96,5 +96,5 @@ def test_adapters_free_no_more_of_a_norm_than_a_rank_holds() -> None:
     """With sequence parallelism a rank holds an eighth; the whole copy was taken from it."""
     facts, layout = deepspeed_facts(DeepSpeedOptions()), Layout(tensor=8, sequence_parallel=1)
     job = Job(LLAMA3_8B, Workload(4096, 1), facts, techniques=Techniques(adapters=Adapters(16)))
-    saved = saved_by_dense_layer(job, all_ranks(job, LayoutColumns.of([layout]))).tensors
-    assert not {name: column for name, column in saved.items() if column.min() < 0}
+    (saved,) = layers_of(job, all_ranks(job, LayoutColumns.of([layout]))).tensors
+    assert not {name: tensor for name, tensor in saved.items() if tensor.bytes.min() < 0}

@@ -15,8 +15,8 @@ from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
+from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.moments import transient_terms
-from llmlaunch.memory.saved import saved_by_dense_layer
 from llmlaunch.memory.vision import encoder_activations, encoder_backward
 from llmlaunch.memory.weights import distinct_matrices, rank_parameters, trained_parameters
 from llmlaunch.memory.workspace import embedding_backward
@@ -185,8 +185,7 @@ def test_the_term_is_alive_in_every_pass_and_not_in_the_step() -> None:
 
 
 def test_every_layer_of_the_decoder_keeps_its_own_turns_beside_images() -> None:
-    more = values(lambda job, rows: saved_by_dense_layer(job, rows).total)
-    text = values(lambda job, rows: saved_by_dense_layer(job, rows).total, TEXT)
+    more, text = (values(lambda job, rows: layers_of(job, rows).totals[0], shape) for shape in (WHOLE, TEXT))
     assert [both - alone for both, alone in zip(more, text, strict=True)] == [N * MICRO_BATCH * 2 * 4 * 128] * 4
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.block import FP32_BYTES
-from llmlaunch.layers.columns import LayerColumns
 from llmlaunch.layers.encoder import Encoder, encoder_of
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.models.vision import Vision
 
@@ -29,17 +29,13 @@ PIXEL_BYTES = 4.0  # as an image processor makes them
 POSITION_BYTES = 4.0 * (8.0 + 4.0)
 
 
-def _layer_columns(job: Job, rows: RankColumns) -> LayerColumns:
-    return LayerColumns(job.facts, job.techniques, job.workload.sequence_length, rows.layouts)
-
-
 def rank_encoder(job: Job, rows: RankColumns, trained: bool = False) -> FloatColumn:
     """Return the parameters of the encoder and its projectors on one device of each rank, all of them or those that are
     trained; 0 behind the first rank."""
     encoder = encoder_of(job.shape)
     if encoder is None:
         return np.zeros(len(rows))
-    return np.where(rows.first, encoder.parameters(_layer_columns(job, rows), trained), 0.0)
+    return np.where(rows.first, encoder.parameters(job_columns(job, rows.layouts), trained), 0.0)
 
 
 def encoder_matrices(job: Job, rows: RankColumns) -> FloatColumn:
@@ -47,7 +43,7 @@ def encoder_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     encoder = encoder_of(job.shape)
     if encoder is None:
         return np.zeros(len(rows))
-    return np.where(rows.first, encoder.distinct_elements(_layer_columns(job, rows)), 0.0)
+    return np.where(rows.first, encoder.distinct_elements(job_columns(job, rows.layouts)), 0.0)
 
 
 def encoder_activations(job: Job, rows: RankColumns) -> FloatColumn:
@@ -72,7 +68,7 @@ def _saved_by_layers(job: Job, rows: RankColumns, encoder: Encoder) -> FloatColu
     """Return what all layers save for each patch. Full recompute keeps the input of a group of layers, or takes the
     first ones alone, as many as of the decoder's layers (modelling_qwen3_vl/transformer_block.py
     _checkpointed_forward, Megatron-Bridge 0.6)."""
-    vision, whole = encoder.vision, encoder.saved_by_layer(_layer_columns(job, rows))
+    vision, whole = encoder.vision, encoder.saved_by_layer(job_columns(job, rows.layouts))
     inputs = job.facts.activation_bytes * vision.hidden_size
     again: FloatColumn | float = vision.depth
     if job.techniques.recompute_method == "block":
@@ -96,7 +92,7 @@ def encoder_backward(job: Job, rows: RankColumns) -> FloatColumn:
     scores = job.facts.score_gradient_bytes * encoder.scores if kept else 0.0
     gradients = e * 2.0 * h + (e * 2.0 * width + scores) / rows.tensor
     gradients = gradients + e * vision.projectors * job.shape.hidden_size / vision.merge_size**2
-    again = 0.0 if vision.frozen else encoder.saved_by_layer(_layer_columns(job, rows)) * _group(job, rows, vision)
+    again = 0.0 if vision.frozen else encoder.saved_by_layer(job_columns(job, rows.layouts)) * _group(job, rows, vision)
     again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, again, 0.0)
     return np.where(rows.first, _patches(rows, vision) * (gradients + again), 0.0)
 

@@ -10,15 +10,7 @@ from llmlaunch.models.attention import CompressedAttention, SlidingWindow
 from llmlaunch.models.mamba import PARTS
 from llmlaunch.models.shape import ModelShape
 
-__all__ = [
-    "AttentionKind",
-    "attention_kinds",
-    "head_kinds",
-    "is_mixed",
-    "kind_shares",
-    "layer_parts",
-    "part_kinds",
-]
+__all__ = ["attention_kinds", "head_kinds", "kind_shares", "layer_parts"]
 
 
 @frozen
@@ -31,7 +23,7 @@ class AttentionKind:
     predicts: bool
 
 
-def is_mixed(shape: ModelShape) -> bool:
+def _is_mixed(shape: ModelShape) -> bool:
     """Whether softmax attention of some layers is of another kind than that of others: pooled by another ratio, or with
     other heads where they see everything."""
     compressed, window = shape.compressed_attention, shape.sliding_window
@@ -49,7 +41,7 @@ def _other_heads(shape: ModelShape, window: SlidingWindow) -> bool:
 def attention_kinds(shape: ModelShape) -> tuple[AttentionKind, ...]:
     """Return the kinds of softmax attention among the layers; what stands beside it, such as delta nets, is none."""
     compressed, window = shape.compressed_attention, shape.sliding_window
-    if not is_mixed(shape):
+    if not _is_mixed(shape):
         return (AttentionKind(shape, (1,) * shape.num_layers, True),)
     if compressed is not None:
         return tuple(_pooling(shape, compressed, ratio) for ratio in _ratios(compressed, shape.mtp_num_layers))
@@ -96,14 +88,6 @@ def layer_parts(shape: ModelShape) -> tuple[str, ...]:
     if shape.mamba is not None:
         return tuple(PARTS[letter] for letter in shape.mamba.pattern)
     return tuple("linear" if linear else "attention" for linear in shape.linear_pattern)
-
-
-def part_kinds(shape: ModelShape) -> tuple[str, ...]:
-    """Return the different ones of `layer_parts` in the order they first appear, and those of modules for multi-token
-    prediction, without "mixture", which is counted by itself."""
-    modules = shape.mamba.mtp_pattern if shape.mamba is not None and shape.mtp_num_layers else None
-    parts = (*layer_parts(shape), *(PARTS[letter] for letter in modules or ""))
-    return tuple(dict.fromkeys(part for part in parts if part != "mixture"))
 
 
 def head_kinds(shape: ModelShape) -> tuple[int, int]:
