@@ -122,3 +122,15 @@ def test_layers_that_repeat_themselves_can_be_left_out(
         gathered.cache_clear()
         assert gathered(shape, ALONE, None, settings, recompute) == short
         monkeypatch.undo()
+
+
+def test_norms_and_the_activation_stand_where_they_run() -> None:
+    """A layer of Gemma 2 has a norm behind each block; an MLP activates its gate before it projects up."""
+    shape = load_preset("gemma2-9b")
+    modules = modules_of(shape, ALONE, None)
+    start = next(index for index, module in enumerate(modules) if module.layer)
+    sizes = [module.parameters for module in modules[start + 1 : start + 1 + modules[start].inside]]
+    h, keys, query, ffn = 3584, 8 * 256, 16 * 256, 14336
+    attention = [(), (h * query,), (h * keys,), (h * keys,), (query * h,)]
+    mlp = [(), (h * ffn,), (), (h * ffn,), (ffn * h,)]
+    assert sizes == [(h,), *attention, (h,), (h,), *mlp, (h,)]

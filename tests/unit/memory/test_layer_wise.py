@@ -13,6 +13,7 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.layer_wise import WholeMatrices, whole_matrices
 from llmlaunch.memory.states import states
+from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape
 
 MUON = MegatronOptions(muon=True, matrices_whole=True)
@@ -69,6 +70,16 @@ def test_experts_and_routers_are_matrices_too() -> None:
     shared = replace(MIXTRAL, moe=replace(MIXTRAL.moe, shared_expert_ffn_hidden_size=1024, shared_expert_gate=True))
     more = matrices(shared, layout, rank=1).dense - whole.dense
     assert more == 4 * (3 * 1024 * H / 2 + H)
+
+
+def test_gated_delta_nets_and_shared_experts_are_made_of_matrices() -> None:
+    """Qwen3-Next: 36 layers with a delta net, 12 with attention, and a mixture in each of them."""
+    whole = matrices(load_preset("qwen3-next-80b-a3b"), Layout(data=1, zero_stage=1))
+    h, expert = 2048, 3 * 2048 * 512
+    delta = h * (2 * 16 * 128 + 2 * 32 * 128 + 2 * 32) + 32 * 128 * h
+    attention = h * (2 * 16 * 256 + 2 * 2 * 256) + 16 * 256 * h
+    assert whole.dense == 36 * delta + 12 * attention + 48 * (h * (512 + 1) + expert)
+    assert whole.expert == 48 * 512 * expert
 
 
 def test_each_of_five_steps_multiplies_three_times() -> None:
