@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
@@ -25,6 +25,9 @@ ALIGNED_ELEMENTS = 64
 BUCKET_MULTIPLE = 128
 FULL_BUCKET = 0.9  # of the largest matrix times the ranks, below which a bucket takes more matrices
 BUCKET_ELEMENTS, BUCKET_ELEMENTS_OF_A_RANK = 40_000_000, 1_000_000
+
+
+Layers = tuple[FloatColumn, ...]
 
 
 @frozen
@@ -52,42 +55,39 @@ def whole_matrices(job: Job, rows: RankColumns) -> WholeMatrices:
     expert_ranks = np.where(
         sharded, np.maximum(lay.tensor * lay.context * lay.data // (lay.expert * lay.expert_tensor), 1), 1
     )
-    layers = _layers(job, rows)
+    matrices_of, counts = _by_kind(job, rows)
     for row in range(count):
         chunks = int(lay.virtual_pipeline[row])
         bucketed = bool(rows.first[row])
         t, etp, ep = int(lay.tensor[row]), int(lay.expert_tensor[row]), int(lay.expert[row])
-        held = [(here, round(float(every[row]) / chunks)) for here, every in layers]
-        parts = (
-            (sum((here.dense(t) * times for here, times in held), ()), int(ranks[row])),
-            (sum((here.experts(etp, ep) * times for here, times in held), ()), int(expert_ranks[row])),
-        )
-        for place, (matrices, group) in enumerate(parts):
-            if not matrices:
+        of_chunk = tuple(round(float(each[row]) / chunks) for each in counts)
+        parts = matrices_of(of_chunk, False, t, 1), matrices_of(of_chunk, True, etp, ep)
+        for place, (matrices, group) in enumerate(zip(parts, (int(ranks[row]), int(expert_ranks[row])), strict=True)):
+            if not matrices.elements:
                 continue
-            elements = tuple(matrix.elements for matrix in matrices)
-            whole = float(sum(elements)) * chunks
+            whole = float(sum(matrices.elements)) * chunks
             padded, updated = 0.0, 0.0
             for chunk in range(min(chunks, 2)):  # all but the first are alike
-                size, fullest = _packed(elements, group, bucketed and not chunk)
+                size, fullest = _packed(matrices.elements, group, bucketed and not chunk)
                 times = 1 if chunk == 0 else chunks - 1
                 padded, updated = padded + times * size, updated + times * fullest
             columns[place, row], columns[2 + place, row] = whole, padded - whole
             columns[4, row] += updated
-            columns[5, row] = max(columns[5, row], max(elements))
-            columns[6, row] += sum(matrix.products for matrix in matrices) * chunks * updated / whole
+            columns[5, row] = max(columns[5, row], max(matrices.elements))
+            columns[6, row] += matrices.products * chunks * updated / whole
     return WholeMatrices(*columns)
 
 
-def _layers(job: Job, rows: RankColumns) -> list[tuple[_LayerMatrices, FloatColumn]]:
-    """Return the matrices of a layer of each kind, and how many such layers each row's rank has. Kinds whose matrices
-    are alike are one; of kinds that a row does not tell apart, the one with the smallest counts."""
+def _by_kind(job: Job, rows: RankColumns) -> tuple[Callable[[tuple[int, ...], bool, int, int], _Matrices], Layers]:
+    """Return what gives the matrices of so many layers of each kind, and how many such layers each row's rank has.
+    Kinds whose matrices are alike are one; of kinds that a row does not tell apart, the one with the fewest elements
+    counts."""
     kinds, counts = model_of(job.shape).kinds, dict[tuple[Matrix, ...], FloatColumn]()
     for group, count in zip(rows.groups, rows.counts, strict=True):
         if group:
             matrices = min((kinds[kind].matrices for kind in group), key=_elements)
             counts[matrices] = counts[matrices] + count if matrices in counts else count
-    return [(_LayerMatrices(matrices), count) for matrices, count in counts.items()]
+    return cache(partial(_of_layers, tuple(counts))), tuple(counts.values())
 
 
 def _elements(matrices: Sequence[Matrix]) -> float:
@@ -130,47 +130,33 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 @frozen
-class _Matrix:
-    """A matrix on one device, and the operations of five steps of Newton-Schulz, each of which multiplies X by its
+class _Matrices:
+    """Matrices on one device, and the operations of five steps of Newton-Schulz, each of which multiplies X by its
     transpose, that by itself, and the sum by X (emerging_optimizers/orthogonalized_optimizers/muon_utils.py
     newton_schulz_step, NVIDIA-NeMo/Emerging-Optimizers fd77292)."""
 
-    elements: int
+    elements: tuple[int, ...]
     products: float
 
 
-class _LayerMatrices:
-    """The matrices of one layer, as devices have them."""
-
-    def __init__(self, matrices: Sequence[Matrix]) -> None:
-        self._dense = [matrix for matrix in matrices if not matrix.of_experts]
-        self._experts = [matrix for matrix in matrices if matrix.of_experts]
-        self._known: dict[tuple[int, ...], tuple[_Matrix, ...]] = {}
-
-    def dense(self, tensor: int) -> tuple[_Matrix, ...]:
-        """Return all but the experts': a router is a matrix, too."""
-        return self._once((tensor,), lambda: tuple(_matrix(matrix, tensor) for matrix in self._dense))
-
-    def experts(self, expert_tensor: int, expert: int) -> tuple[_Matrix, ...]:
-        """Return those of a device's experts."""
-        return self._once(
-            (expert_tensor, expert),
-            lambda: tuple(
-                _matrix(matrix, expert_tensor)
-                for matrix in self._experts
-                for _ in range(max(matrix.count // expert, 1))
-            ),
-        )
-
-    def _once(self, split: tuple[int, ...], made: Callable[[], tuple[_Matrix, ...]]) -> tuple[_Matrix, ...]:
-        if split not in self._known:
-            self._known[split] = made()
-        return self._known[split]
+def _of_layers(
+    kinds: Sequence[Sequence[Matrix]], counts: Sequence[int], of_experts: bool, ranks: int, expert: int
+) -> _Matrices:
+    """Return the matrices of a device's experts in so many layers of each kind, over so many expert-tensor `ranks` and
+    `expert` ranks, or all others, over tensor `ranks`: a router is a matrix, too."""
+    elements, products = list[int](), 0.0
+    for matrices, count in zip(kinds, counts, strict=True):
+        layer = list[int]()
+        for matrix in matrices:
+            if matrix.of_experts == of_experts:
+                here = max(matrix.count // expert, 1)
+                inputs = matrix.inputs / (ranks if matrix.divided == INPUTS else 1)
+                outputs = matrix.outputs / (ranks if matrix.divided == OUTPUTS else 1)
+                layer += [round(inputs * outputs)] * here
+                products += count * here * _products(min(inputs, outputs), max(inputs, outputs))
+        elements += layer * count
+    return _Matrices(tuple(elements), products)
 
 
-def _matrix(matrix: Matrix, ranks: int) -> _Matrix:
-    inputs = matrix.inputs / (ranks if matrix.divided == INPUTS else 1)
-    outputs = matrix.outputs / (ranks if matrix.divided == OUTPUTS else 1)
-    short, long = min(inputs, outputs), max(inputs, outputs)
-    products = NEWTON_SCHULZ_STEPS * (4.0 * short**2 * long + 2.0 * short**3)
-    return _Matrix(round(inputs * outputs), products)
+def _products(short: float, long: float) -> float:
+    return NEWTON_SCHULZ_STEPS * (4.0 * short**2 * long + 2.0 * short**3)
