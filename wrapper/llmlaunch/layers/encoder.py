@@ -28,7 +28,7 @@ NORM_VECTORS = 2  # of a LayerNorm
 @frozen
 class Projector(Block):
     """What makes one token of each square of patches: a LayerNorm of `normed` columns, and two linear layers with
-    biases, `width` columns wide before, and `hidden` behind the second, as the decoder is."""
+    biases, from `width` columns to as many, and to the `hidden` ones of the decoder."""
 
     hidden: int
     width: int
@@ -93,9 +93,7 @@ class Encoder:
         and an MLP, both with biases."""
         vision, h = self.vision, self.vision.hidden_size
         heads = vision.num_attention_heads
-        attention = Attention(
-            h, heads, heads, h // heads, bias=True, output_bias=True, turned_beside_images=True, norm_vectors=2
-        )
+        attention = Attention(h, heads, heads, h // heads, bias=True, output_bias=True, norm_vectors=NORM_VECTORS)
         mlp = Mlp(h, vision.ffn_hidden_size, gated=False, bias=True)
         return Layer(tuple(Branch(h, (block,), float(NORM_VECTORS * h)) for block in (attention, mlp)))
 
