@@ -52,6 +52,10 @@ class SoftmaxAttention(Block):
         """Return the heads of keys, and of values, that attention reads, over all tensor ranks."""
         raise NotImplementedError
 
+    def projected_values(self, c: LayerColumns) -> FloatColumn:
+        """Return the columns of values as they are projected, over all tensor ranks."""
+        return np.full(len(c), float(self.output_width))
+
     def output_tensors(self, c: LayerColumns, statistics: bool = True) -> dict[str, Saved]:
         """Return what attention puts out with the softmax's `statistics`, what the projection behind it keeps, and
         scores where they are kept. A narrower linear keeps its own copy of the attention's output, a gate puts out
@@ -208,6 +212,10 @@ class Attention(SoftmaxAttention):
             heads = np.asarray(np.maximum(self.groups, c.tensor), dtype=np.float64)
         return np.maximum(heads, c.tensor * c.layouts.context) if c.facts.context_all_to_all else heads
 
+    def projected_values(self, c: LayerColumns) -> FloatColumn:
+        """Return the columns of values as they are projected, over all tensor ranks: a head for each rank at least."""
+        return np.asarray(np.maximum(self.groups, c.tensor) * float(self.head_dim))
+
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
         """Q, K and V, what norms of them keep, the output and its statistics, scores where they are kept.
 
@@ -233,6 +241,6 @@ class Attention(SoftmaxAttention):
         if self.turned_beside_images and facts.turns_by_layer:
             tensors["attn_turns"] = Saved(n * e * facts.turns_by_layer * self.head_dim)
         if self.rope and not facts.attention_scores_saved:
-            values = self.query_width + np.maximum(self.groups, t) * float(self.head_dim)
-            tensors["attn_uncopied_values"] = Saved(n * e * values / t, with_module="core_attn")
+            columns = self.query_width + self.projected_values(c)
+            tensors["attn_uncopied_values"] = Saved(n * e * columns / t, with_module="core_attn")
         return tensors

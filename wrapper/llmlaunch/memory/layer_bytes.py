@@ -246,8 +246,8 @@ def kept_operators(layer: Layer, c: LayerColumns) -> FloatColumn:
     attention = next(layer.blocks_of(SoftmaxAttention))
     widths = [mlp.width for mlp in layer.blocks_of(Mlp)] + [each.shared_width for each in layer.blocks_of(Mixture)]
     facts, t, split, h = c.facts, c.tensor, c.sequence_split, attention.hidden
-    e, (query, value) = facts.activation_bytes, attention.head_widths()
-    linears = e * (attention.heads * query + attention.key_value_heads(c) * value + sum(widths)) / t
+    e, (query, _) = facts.activation_bytes, attention.head_widths()
+    linears = e * (attention.heads * query + attention.projected_values(c) + sum(widths)) / t
     output = (e * attention.output_width + FP32_BYTES * attention.heads) / t
     scattered = np.where(t > 1, 2.0 * e * h / split, 0.0)
     last = e * h / split * facts.unused_outputs_kept * (t == 1)
