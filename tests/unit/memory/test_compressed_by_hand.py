@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from layer_tensors import layer_tensors, mixture_layer, rank_layers, rank_tensors
 from shapes import job_of
 
 from llmlaunch.facts import MemoryFacts
@@ -15,9 +16,8 @@ from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import largest_layer
-from llmlaunch.memory.job import Job, RankColumns, all_ranks, with_mean_parts, without_layers
+from llmlaunch.memory.job import Job, RankColumns, all_ranks, of_classes
 from llmlaunch.memory.loss import final_norm, saved_by_heads
-from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
 from llmlaunch.memory.workspace import layer_backward, passing_buffers
 from llmlaunch.models.presets import find_model
@@ -58,9 +58,13 @@ def value(
 
 
 def attention(job: Job, rows: RankColumns) -> Any:
-    """All that is saved but the MLP's."""
-    tensors = saved_by_dense_layer(job, rows).tensors
-    return sum(column for name, column in tensors.items() if name.startswith("attn"))
+    """Return all that a layer saves but its mixture's."""
+    return sum(column for name, column in layer_tensors(job, rows, True).items() if name.startswith("attn"))
+
+
+def attentions(job: Job, rows: RankColumns) -> Any:
+    """Return the same of all layers of a rank."""
+    return rank_tensors(job, rows, "attn")
 
 
 QUERIES_KEPT = 2 * (2 * QUERIES + 2 * WIDTH) + 4 * HEADS + 4
@@ -89,25 +93,23 @@ def test_beside_narrow_linears_what_pools_reads_a_copy_in_sixteen_bits() -> None
     assert less - (value(attention, alike(4)) - value(attention, alike(128))) == pytest.approx(N * narrow * RANK)
 
 
-def test_a_rank_keeps_the_mean_of_its_kinds_of_layers_and_a_bound_the_least() -> None:
+def test_a_rank_keeps_what_each_of_its_layers_does_and_a_bound_the_least() -> None:
     one, four, many = (value(attention, alike(ratio)) for ratio in (0, 4, 128))
-    assert value(attention, SIX, STAGES) == pytest.approx((2 * one + four) / 3)
-    assert value(attention, SIX, STAGES, rank=1) == pytest.approx((four + 2 * many) / 3)
-    job = job_of(SIX, STAGES, FACTS, NO_TECHNIQUES, N)
-    bound = without_layers(LayoutColumns.of([STAGES]))
-    assert attention(job, bound)[0] == pytest.approx(min(one, four, many))
-    assert attention(job, with_mean_parts(job, bound))[0] == pytest.approx((one + four + many) / 3)
+    assert value(attentions, SIX, STAGES) == pytest.approx(2 * one + four)
+    assert value(attentions, SIX, STAGES, rank=1) == pytest.approx(four + 2 * many)
+    job, count = job_of(SIX, STAGES, FACTS, NO_TECHNIQUES, N), np.ones(1, dtype=np.int64)
+    bound = of_classes(job, LayoutColumns.of([STAGES]), 0 * count, count, 0 * count, 3 * count)
+    assert attentions(job, bound)[0] == pytest.approx(3 * min(one, four, many))
     assert value(largest_layer, SIX, STAGES) == pytest.approx(value(largest_layer, alike(4)))
 
 
 def test_every_block_keeps_all_streams_and_what_it_puts_out() -> None:
-    single = replace(SIX, residual_streams=1)
-    for layer in (saved_by_dense_layer, saved_by_mixture_layer):
-        more = [value(lambda job, rows, of=layer: of(job, rows).total, shape) for shape in (SIX, single)]
-        assert more[0] - more[1] == pytest.approx(2 * N * STREAMS)
+    for shape in (SIX, replace(SIX, moe=None, num_layers=6)):
+        more = [value(rank_layers, replace(shape, residual_streams=streams)) for streams in (4, 1)]
+        assert more[0] - more[1] == pytest.approx(6 * 2 * N * STREAMS)
     hopper = replace(megatron_facts(replace(BLACKWELL, compute_capability=9.0)), expert_imbalance=1.0)
-    copied = value(attention, SIX, facts=hopper) - value(attention, SIX)
-    assert copied == pytest.approx(N * 4 * 4 * H)
+    copied = value(attentions, SIX, facts=hopper) - value(attentions, SIX)
+    assert copied == pytest.approx(6 * N * 4 * 4 * H)
 
 
 def test_ranks_pass_all_streams_on_and_the_last_brings_them_together() -> None:
@@ -149,7 +151,7 @@ def test_a_rank_holds_its_layers_and_the_head_one_that_pools_nothing(heads: int)
     for rank in range(2):
         assert ranks.dense[rank] == sum(each.total - each.experts for each in layers[rank]) + outside[rank]
         assert ranks.expert[rank] == sum(each.experts for each in layers[rank]) + rank * heads * experts
-    kinds = [value(lambda job, rows: layer_parameters(job, rows)[1], alike(ratio)) for ratio in (0, 4, 128)]
+    kinds = [value(lambda job, rows: layer_parameters(job, rows)[0][0], alike(ratio)) for ratio in (0, 4, 128)]
     windowed = heads * (counted.mtp - experts - 3 * H - 2 * H**2 - 4 * (4 * H + 1) - 1)
     assert kinds[0] < kinds[2] < kinds[1]
     assert windowed == heads * kinds[0]
@@ -160,7 +162,8 @@ def test_what_pools_and_the_projection_by_groups_are_in_sixteen_bits_whatever_th
     choosing = RANK * 64 * 128
     shared = 3 * H * 2048
     dense, experts = (
-        value(lambda job, rows, part=part: linear_weights(job, rows)[part], SIX, STAGES) for part in range(2)
+        value(lambda job, rows, part=part: rows.sum_of(linear_weights(job, rows)[part]), SIX, STAGES)
+        for part in range(2)
     )
     assert dense == pytest.approx(3 * (plain + shared) + choosing)
     assert experts == pytest.approx(3 * 256 * shared)
@@ -171,9 +174,7 @@ def test_what_pools_and_the_projection_by_groups_are_in_sixteen_bits_whatever_th
 
 def test_heads_of_several_streams_project_each_and_bring_them_together() -> None:
     one = replace(SIX, mtp_num_layers=1)
-    layer = value(attention, alike(0)) + value(
-        lambda job, rows: saved_by_mixture_layer(job, rows).total - attention(job, rows), alike(0)
-    )
+    layer = value(mixture_layer, alike(0))
     around = 2 * 2 * H * (1 + 4)
     outputs = 2 * 2 * H
     assert value(saved_by_heads, one, STAGES, rank=1) == pytest.approx(layer + N * (around + outputs))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from layer_tensors import layer_tensors
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.facts import NONE, Gathering, MemoryFacts
@@ -18,7 +19,6 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import earlier_tiles, final_norm, logits, table_gradient
 from llmlaunch.memory.moments import transient_terms
-from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.states import states
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.memory.workspace import layer_backward
@@ -212,11 +212,17 @@ def test_adapters_stand_beside_a_shared_expert_and_every_projection_of_latents()
     layout = Layout(data=8, zero_stage=1)
     job = job_of(shape, layout, deepspeed_facts(), Techniques(adapters=Adapters(16)), N, 1)
     rows = all_ranks(job, LayoutColumns.of([layout]))
-    kept = [float(layer(job, rows).tensors["adapters"][0]) for layer in (saved_by_dense_layer, saved_by_mixture_layer)]
+
+
+    def kept_beside(job: Job, mixture: bool, what: str = "_adapters") -> float:
+        tensors = layer_tensors(job, rows, mixture)
+        return float(sum(column[0] for name, column in tensors.items() if name.endswith(what)))
+
+    kept = [kept_beside(job, mixture) for mixture in (False, True)]
     assert kept == [(4 + 3) * 2 * 16 * N, (4 + 6 * 3 + 3) * 2 * 16 * N]
     wide = replace(deepspeed_facts(), adapter_bytes=4.0)
     job = job_of(shape, layout, wide, Techniques(adapters=Adapters(16)), N, 1)
-    inputs = float(saved_by_mixture_layer(job, rows).tensors["adapter_inputs"][0])
+    inputs = kept_beside(job, True, "_adapter_inputs")
     h, latent, heads, ffn = 2048, 512, 16 * 128, 1408
     attention = 2 * h + latent + heads
     assert inputs == 4 * N * (attention + 6 * (2 * h + ffn) + 2 * h + 2 * ffn)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from layer_tensors import dense_layer, layer_tensors, mixture_layer
 from shapes import ALTERNATING, LLAMA3_8B, MEGATRON, MIXTRAL, job_of, ranks
 
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.graphs import captured_activations
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.moments import transient_terms
-from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.workspace import layer_backward, recomputed_layer
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
@@ -109,16 +109,18 @@ def test_no_graph_spares_memory(layout: Layout, scopes: tuple[str, ...]) -> None
 
 
 def test_layers_of_both_kinds_have_their_own_kernels_and_tensors() -> None:
-    """Twelve dense layers and twenty mixtures."""
+    """Eight dense layers and twenty-four mixtures."""
     layout = Layout(data=8, expert=8, zero_stage=1)
     scopes = ("attn", "mlp", "moe_router", "moe_preprocess")
     job = job_of(ALTERNATING, layout, MEGATRON, Techniques(cuda_graphs=scopes))
     rows = all_ranks(job, LayoutColumns.of([layout]), np.array([8]))
-    dense, mixture = int(rows.dense_layers[0]), int(rows.moe_layers[0])
+    dense, mixture = (int(count[0]) for count in rows.counts)
+    assert (dense, mixture) == (8, 24)
     kernels = (dense * 60 + mixture * (36 + 26 + 16)) * NODE_BYTES
-    of_dense, of_mixture = saved_by_dense_layer(job, rows), saved_by_mixture_layer(job, rows)
-    outside = of_mixture.of("expert_fc1_input", "expert_fc1_output", "expert_fc2_input", "moe_permuted_output")
-    captured = dense * of_dense.total[0] + mixture * (of_mixture.total[0] - outside[0])
+    tensors = layer_tensors(job, rows, mixture=True)
+    experts = ("expert_fc1_input", "expert_fc1_output", "expert_fc2_input", "moe_permuted_output")
+    outside = sum(tensors[name][0] for name in experts)
+    captured = dense * dense_layer(job, rows)[0] + mixture * (mixture_layer(job, rows)[0] - outside)
     assert captured_activations(job, rows)[0] == pytest.approx(captured)
     step = moment_bytes(layout, *scopes, shape=ALTERNATING)[-1]
     heads = 4096 * 4 * 2048

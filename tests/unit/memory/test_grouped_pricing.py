@@ -201,8 +201,9 @@ def test_stages_that_differ_are_counted_apart() -> None:
     ]
     together = all_ranks(job, LayoutColumns.of(layouts))
     alone = [all_ranks(job, LayoutColumns.of([layout])) for layout in layouts]
-    for name in ("dense_layers", "moe_layers"):
-        assert list(getattr(together, name)) == list(np.concatenate([getattr(each, name) for each in alone]))
+    assert len(together.counts) == 2
+    for kind, counts in enumerate(together.counts):
+        assert list(counts) == list(np.concatenate([each.counts[kind] for each in alone]))
 
 
 def test_no_layouts_are_priced_as_none() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from layer_tensors import rank_tensors
 from shapes import job_of
 
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
@@ -15,7 +16,6 @@ from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.activations import largest_layer, returned_key_values
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
-from llmlaunch.memory.saved import saved_by_dense_layer
 from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
 from llmlaunch.models.kinds import attention_kinds
 from llmlaunch.models.presets import load_preset
@@ -37,8 +37,7 @@ def value(function: Any, layout: Layout = ALONE, shape: Any = GEMMA, **facts: An
 
 
 def attention(job: Job, rows: RankColumns) -> Any:
-    tensors = saved_by_dense_layer(job, rows).tensors
-    return sum(tensors[name] for name in ("attn_qkv", "attn_qk_norm", "attn_value_norm", "attn_output"))
+    return rank_tensors(job, rows, "attn_qkv", "attn_qk_norm", "attn_value_norm", "attn_output")
 
 
 def matrices(tensor: int) -> tuple[float, float]:
@@ -52,11 +51,10 @@ def test_every_sixth_layer_has_wider_heads_and_no_values_of_its_own(tensor: int)
     layout = Layout(tensor=tensor, data=2)
     windowed, full = matrices(tensor)
     norms, mlp = 4 * H + 2 * 256, MLP / tensor
-    mean = (5 * windowed + full) / 6
-    assert value(lambda job, rows: layer_parameters(job, rows)[0], layout) == pytest.approx(
-        mean + mlp + norms + 2 * 256 / 6
-    )
-    assert value(lambda job, rows: linear_weights(job, rows)[0], layout) == pytest.approx(60 * (mean + mlp))
+    every = 50 * windowed + 10 * full + 60 * mlp
+    counted = value(lambda job, rows: rows.sum_of(layer_parameters(job, rows)[0]), layout)
+    assert counted == pytest.approx(every + 60 * norms + 10 * 2 * 256)
+    assert value(lambda job, rows: rows.sum_of(linear_weights(job, rows)[0]), layout) == pytest.approx(every)
     largest = max(windowed + 2 * 256, full + 2 * 512) + mlp + 4 * H
     table = GEMMA.vocab_size * H
     assert value(lambda job, rows: rank_parameters(job, rows).largest_layer, layout) == max(largest, table)
@@ -81,7 +79,7 @@ def test_values_are_normed_without_a_weight_and_heads_kept_by_their_kind() -> No
         + 4 * HEADS
         for queries, keys, width in zip(QUERIES, KEYS, (256, 512), strict=True)
     ]
-    assert value(attention) == pytest.approx(N * (5 * kept[0] + kept[1]) / 6)
+    assert value(attention) == pytest.approx(N * (50 * kept[0] + 10 * kept[1]))
     of_kinds = [value(largest_layer, shape=kind.shape) for kind in attention_kinds(GEMMA)]
     assert value(largest_layer) == max(of_kinds)
     returned = value(returned_key_values, key_values_returned=True)

@@ -13,7 +13,7 @@ from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
-from llmlaunch.memory.layer_matrices import distinct_elements, largest_matrices
+from llmlaunch.memory.weights import distinct_matrices, head_matrix, largest_matrices
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import Indexer, LinearAttention, MlaShape, ModelShape, MoeShape
 
@@ -37,8 +37,12 @@ def values(
     return [np.asarray(column).tolist() for column in (columns if isinstance(columns, tuple) else (columns,))]
 
 
+def distinct_of_layers(job: Job, rows: RankColumns) -> Any:
+    return distinct_matrices(job, rows) - head_matrix(job, rows)
+
+
 def distinct(shape: ModelShape, layout: Layout = STAGES) -> list[float]:
-    return values(distinct_elements, shape, layout)[0]
+    return values(distinct_of_layers, shape, layout)[0]
 
 
 LATENTS = H * 1536 + 1536 * 32 * 192 + H * 576 + 512 * 32 * 256
@@ -86,11 +90,11 @@ def test_delta_nets_have_their_own() -> None:
     assert distinct(shape) == [x + 3 * H * 14336 for x in (nets, nets + both, nets, nets + both)]
 
 
-def test_an_indexer_is_counted_whole() -> None:
+def test_an_indexer_is_counted_whole_but_for_the_norm_of_its_key() -> None:
     moe = DEEPSEEK.moe and replace(DEEPSEEK.moe, layer_pattern=(1,) * 8)
     plain = replace(DEEPSEEK, moe=moe)
     more = distinct(replace(plain, indexer=Indexer(64, 128, 2048)))[0] - distinct(plain)[0]
-    assert more == 1536 * 64 * 128 + H * (128 + 64) + 2 * 128
+    assert more == 1536 * 64 * 128 + H * (128 + 64)
 
 
 def test_the_largest_matrix_is_one_that_the_rank_has() -> None:
@@ -126,5 +130,5 @@ def test_layouts_priced_together_are_priced_as_each_alone() -> None:
     together = largest_matrices(job, all_ranks(job, LayoutColumns.of(layouts)))
     alone = [values(largest_matrices, MIXTRAL, layout) for layout in layouts]
     assert [each.tolist() for each in together] == [[each[kind][0] for each in alone] for kind in range(2)]
-    elements = distinct_elements(job, all_ranks(job, LayoutColumns.of(layouts)))
+    elements = distinct_of_layers(job, all_ranks(job, LayoutColumns.of(layouts)))
     assert elements.tolist() == [distinct(MIXTRAL, layout)[0] for layout in layouts]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from layer_tensors import dense_layer, mixture_layer, rank_layers, rank_tensors
 from random_jobs import GEMMA, GPT, LATENT, SHARED, SINKS
 from shapes import ALTERNATING, LLAMA3_8B, MIXTRAL, job_of
 
@@ -35,10 +36,8 @@ from llmlaunch.memory.loss import (
     tables_of_heads,
     waiting_logits,
 )
-from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
 from llmlaunch.memory.weights import adapter_parameters
 from llmlaunch.memory.workspace import (
-    adapted_forward,
     head_backward,
     layer_backward,
     mixture_forward,
@@ -69,14 +68,6 @@ def value(
 ) -> float:
     job = job_of(shape, layout, facts, techniques, N, microbatches)
     return float(np.broadcast_to(function(job, all_ranks(job, LayoutColumns.of([layout]))), layout.pipeline)[rank])
-
-
-def dense_layer(job: Job, rows: RankColumns) -> Any:
-    return saved_by_dense_layer(job, rows).total
-
-
-def mixture_layer(job: Job, rows: RankColumns) -> Any:
-    return saved_by_mixture_layer(job, rows).total
 
 
 def test_a_gpt_layer_keeps_what_korthikanti_and_others_count() -> None:
@@ -133,8 +124,8 @@ def test_a_stage_keeps_what_the_kinds_of_its_layers_keep() -> None:
     output = (2 + 2) * values + 4 * 32 + (4 + 4) * values + 2 * values
     delta = norms + (convolution + normed + heads + rates + inverse + output) / t + mlp
     full = norms + 2 * (4096 + 2 * 1024) / t + (2 * 4096 + 4 * 32) / t + mlp
-    assert value(dense_layer, HYBRID, STAGES) == pytest.approx(N * delta)
-    assert value(dense_layer, HYBRID, STAGES, rank=1) == pytest.approx(N * (delta + full) / 2)
+    assert value(rank_layers, HYBRID, STAGES) == pytest.approx(N * 2 * delta)
+    assert value(rank_layers, HYBRID, STAGES, rank=1) == pytest.approx(N * (delta + full))
     again = replace(STAGES, recompute=RECOMPUTE_FULL)
     entered = 2 * h / t
     for rank in (0, 1):  # the larger kind, where a stage has it
@@ -190,11 +181,9 @@ def test_layers_of_one_part_keep_what_that_part_keeps() -> None:
     t = 2
     full = 2 * (4096 + 2 * 1024) + 2 * 4096 + 4 * 32
     mlp = 2 * 2 * 1024
-    assert value(dense_layer, STATE_SPACES, STAGES) == pytest.approx(N * (ONE_NORM + MAMBA_LAYER) / t)
-    assert value(dense_layer, STATE_SPACES, STAGES, rank=1) == pytest.approx(N * (ONE_NORM + (full + mlp) / 2) / t)
-    assert value(dense_layer, STATE_SPACES, STAGES, rank=2) == pytest.approx(
-        N * (ONE_NORM + (MAMBA_LAYER + mlp) / 2) / t
-    )
+    assert value(rank_layers, STATE_SPACES, STAGES) == pytest.approx(N * 2 * (ONE_NORM + MAMBA_LAYER) / t)
+    assert value(rank_layers, STATE_SPACES, STAGES, rank=1) == pytest.approx(N * (2 * ONE_NORM + full + mlp) / t)
+    assert value(rank_layers, STATE_SPACES, STAGES, rank=2) == pytest.approx(N * (2 * ONE_NORM + MAMBA_LAYER + mlp) / t)
     kept = value(kept_activations, STATE_SPACES, STAGES, rank=2)
     assert kept == pytest.approx(N * (2 * ONE_NORM + MAMBA_LAYER + mlp) / t)
     assert value(largest_layer, STATE_SPACES, STAGES, rank=1) == pytest.approx(N * (ONE_NORM + full) / t)
@@ -261,8 +250,8 @@ def test_modules_on_the_host_leave_room_for_those_of_a_whole_layer() -> None:
     three = replace(STATE_SPACES, mamba=Mamba("M***-MEM", 32, 64, 128, 4, mtp_pattern="*E"))
     here, away = (value(kept_activations, three, layout, techniques=t) for t in (NO_TECHNIQUES, offload))
     names = ("attn_qkv", "attn_output", "attn_proj_input")
-    each = value(lambda job, rows: saved_by_dense_layer(job, rows).of(*names), three, layout) * 4 / 3
-    assert here - away == pytest.approx(2 * each)
+    of_three = value(lambda job, rows: rank_tensors(job, rows, *names), three, layout)
+    assert here - away == pytest.approx(of_three * 2 / 3)
 
 
 def test_stubs_of_an_mlp_are_those_of_experts_as_wide() -> None:
@@ -582,6 +571,7 @@ def test_buffers_that_micro_batches_pass_through() -> None:
 
 
 FUSED, LORA = replace(BALANCED, adapters_fused=True), Techniques(adapters=Adapters(16))
+NOT_HELD = replace(FUSED, exchanges_held=False)  # where nothing but adapters adds to a layer's forward pass
 FUSED_SHAPES = [(LLAMA3_8B, 2, 4096 + 2 * 1024), (GPT, 1, 3 * GPT.query_width)]
 
 
@@ -596,10 +586,10 @@ def test_fused_adapters_have_four_pairs_of_which_tensor_ranks_split_both(
     )
     assert value(weight_gradient_stubs, shape, SPLIT, FUSED, LORA) == 2 * 16 * pairs / 2
     second = h * (1 / 2 + 1 / 2 + 1 + 1)  # of the frozen linear, of the rank, of all ranks, and put together
-    assert value(adapted_forward, shape, SPLIT, FUSED, LORA) == 2 * N * max((2 * gates - 1) * ffn / 2, second)
-    third = value(adapted_forward, shape, Layout(), FUSED, LORA)
+    assert value(mixture_forward, shape, SPLIT, NOT_HELD, LORA) == 2 * N * max((2 * gates - 1) * ffn / 2, second)
+    third = value(mixture_forward, shape, Layout(), NOT_HELD, LORA)
     assert third == 2 * N * max((2 * gates - 1) * ffn, 3 * h)
-    assert value(adapted_forward, shape, SPLIT, FUSED) == value(adapted_forward, shape, SPLIT, BALANCED, LORA) == 0
+    assert value(mixture_forward, shape, SPLIT, NOT_HELD) == value(mixture_forward, shape, SPLIT, BALANCED, LORA) == 0
     predicting = replace(shape, mtp_num_layers=2)
     assert value(lambda job, rows: adapter_parameters(job, rows)[0], predicting, SPLIT, FUSED, LORA) == (
         (shape.num_layers + 2) * 16 * pairs / 2
@@ -624,7 +614,7 @@ def test_fused_adapters_of_attention_leave_the_mlp_without_its_inputs() -> None:
     )
     saved = [value(dense_layer, LLAMA3_8B, SPLIT, FUSED, each) for each in (Techniques(), of_attention)]
     assert saved[1] - saved[0] == 2 * N * (2 * 16 + h - h / 2 - ffn / 2)  # norm's output, second linear's input
-    assert value(adapted_forward, LLAMA3_8B, SPLIT, FUSED, of_attention) == 0
+    assert value(mixture_forward, LLAMA3_8B, SPLIT, NOT_HELD, of_attention) == 0
     assert value(weight_gradient_stubs, LLAMA3_8B, SPLIT, FUSED, of_attention) == 2 * 16 * pairs / 2
 
 
@@ -642,7 +632,7 @@ def test_fused_adapters_of_experts_are_one_pair_for_all_on_a_device() -> None:
         routed = N * 2 / 2
         saved = value(mixture_layer, MIXTRAL, split, FUSED, LORA) - value(mixture_layer, MIXTRAL, split, FUSED)
         assert saved == 2 * (2 * 16 * N + N * h + 2 * 16 * routed * expert_tensor)
-        forward = value(adapted_forward, MIXTRAL, split, FUSED, LORA)
+        forward = value(mixture_forward, MIXTRAL, split, NOT_HELD, LORA)
         assert forward == 6 * routed * ffn + 2 * routed * h * 2  # permuted and exchanged beside them
 
 
@@ -679,16 +669,18 @@ def test_fused_adapters_of_latents_keep_what_is_between_each_pair() -> None:
 def test_frozen_experts_hold_their_inputs_while_they_run() -> None:
     layout, routed = Layout(pipeline=2, data=4, expert=4), N * 2
     attention = Techniques(adapters=Adapters(16, target_modules=("linear_qkv", "linear_proj")))
+    first = Techniques(adapters=Adapters(16, target_modules=("linear_fc1",)))
     again = Techniques(("moe_act",), adapters=LORA.adapters)
 
-    def held(function: Callable[[Job, RankColumns], Any], techniques: Techniques, recompute: int = 0) -> float:
-        return value(function, IN_LATENTS, replace(layout, recompute=recompute), FUSED, techniques, rank=1)
+    def held(facts: MemoryFacts, techniques: Techniques, recompute: int = 0) -> float:
+        return value(mixture_forward, IN_LATENTS, replace(layout, recompute=recompute), facts, techniques, rank=1)
 
-    assert held(mixture_forward, attention) - held(mixture_forward, LORA) == 2 * routed * 4096
+    assert held(FUSED, attention) - held(FUSED, first) == 2 * routed * 4096
+    assert held(FUSED, first) == held(FUSED, NO_TECHNIQUES)
     second = 2 * routed * 4096 * (1 + 1 + 3)  # permuted, exchanged, and three times what the second linear puts out
-    assert held(adapted_forward, LORA) == second
-    assert held(adapted_forward, attention) == 0
-    assert held(adapted_forward, again, RECOMPUTE_SELECTIVE) == second + 2 * routed * 2048
+    assert held(NOT_HELD, LORA) == second
+    assert held(NOT_HELD, attention) == 0
+    assert held(NOT_HELD, again, RECOMPUTE_SELECTIVE) == second + 2 * routed * 2048
 
 
 def test_biased_experts_put_their_outputs_together_before_they_are_sorted() -> None:

@@ -20,7 +20,7 @@ from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.loss import logits as logit_bytes
 from llmlaunch.memory.loss import tiled_inputs
 from llmlaunch.memory.peak import cache_share
-from llmlaunch.memory.weights import adapter_parameters, trained_layers
+from llmlaunch.memory.weights import adapter_parameters, trained_counts
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 
@@ -151,9 +151,10 @@ def test_trained_layers_add_up_over_the_ranks(shape: ModelShape, data: st.DataOb
     layout = data.draw(layouts(shape))
     job = job_of(shape, layout, techniques=Techniques(trained_layers=last))
     rows = all_ranks(job, LayoutColumns.of([layout]))
-    dense, mixture = trained_layers(job, rows)
-    assert np.sum(dense + mixture) == min(last, shape.num_layers)
-    assert np.all((dense >= 0) & (mixture >= 0) & (dense <= rows.dense_layers) & (mixture <= rows.moe_layers))
+    trained = trained_counts(job, rows)
+    assert np.sum(trained) == min(last, shape.num_layers)
+    for of_kind, held in zip(trained, rows.counts, strict=True):
+        assert np.all((of_kind >= 0) & (of_kind <= held))
 
 
 REPLICATED = Layout(data=8)

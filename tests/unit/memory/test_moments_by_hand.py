@@ -386,9 +386,8 @@ def test_pinned_states_of_a_mixture_are_rounded_parameter_by_parameter(
     job, rows = job_and_rows(shape, layout, megatron_facts(), Techniques(offload_optimizer=1.0))
     counts = rank_parameters(job, rows)
     shards = counts.dense[0] / of_dense + counts.expert[0] / of_experts
-    dense, mixture, experts = (float(each[0]) for each in layer_parameters(job, rows))
-    layers = (dense_layers * dense + (32 - dense_layers) * mixture) / of_dense
-    layers += (32 - dense_layers) * experts / of_experts
+    dense, experts = (float(rows.sum_of(each)[0]) for each in layer_parameters(job, rows))
+    layers = dense / of_dense + experts / of_experts
 
     def rounded(elements: float) -> float:
         return float(2 ** np.ceil(np.log2(4 * elements)) / (4 * elements))

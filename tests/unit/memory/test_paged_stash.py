@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import shapes
+from layer_tensors import layer_tensors
 from test_exchange import MIXTURE
 
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
@@ -15,7 +16,6 @@ from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.paged_stash import equal_share, running_experts
-from llmlaunch.memory.saved import saved_by_mixture_layer
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import PagedStash, Techniques
 
@@ -38,9 +38,9 @@ def first_rank(techniques: Techniques, layout: Layout = LAYOUT, shape: ModelShap
 
 def test_experts_keep_all_rows_whether_tokens_fill_them_or_not() -> None:
     job = shapes.job_of(MIXTURE, LAYOUT, FACTS, FIXED)
-    saved = saved_by_mixture_layer(job, all_ranks(job, LayoutColumns.of([LAYOUT])))
-    assert saved.of("expert_fc1_input")[0] == pytest.approx(ROWS * INPUT)
-    assert saved.of("expert_fc1_output")[0] == pytest.approx(ROWS * OUTPUT)
+    saved = layer_tensors(job, all_ranks(job, LayoutColumns.of([LAYOUT])), mixture=True)
+    assert saved["expert_fc1_input"][0] == pytest.approx(ROWS * INPUT)
+    assert saved["expert_fc1_output"][0] == pytest.approx(ROWS * OUTPUT)
 
 
 def test_pages_hold_equal_shares_of_every_layer_and_the_layer_that_runs_has_all_its_rows() -> None:

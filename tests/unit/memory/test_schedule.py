@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shapes import LLAMA3_8B, MEGATRON
 
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
+from llmlaunch.memory.job import Job, RankColumns, all_ranks
+from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape, MoeShape
@@ -50,7 +51,20 @@ def estimated(layout: Layout, microbatches: int) -> list[float]:
     """Layers alive on each rank."""
     job = Job(LLAMA3_8B, Workload(4096, microbatches), MEGATRON)
     alive = in_flight(job, all_ranks(job, LayoutColumns.of([layout])))
-    return (alive.dense + alive.mixture).tolist()
+    return alive.layers.tolist()
+
+
+def layer_weights(job: Job, rows: RankColumns) -> list[float]:
+    """Return the bytes that each layer of the model saves."""
+    layers = layers_of(job, rows)
+    return [float(layers.totals[kind][0]) for kind in layers.model.order]
+
+
+def bytes_alive(job: Job, rows: RankColumns) -> list[float]:
+    """Return the bytes saved by all layers alive on each rank."""
+    layers = layers_of(job, rows)
+    products = zip(in_flight(job, rows).alive, layers.by_group(layers.totals), strict=True)
+    return np.sum([count * size for count, size in products], axis=0).tolist()
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 4])
@@ -96,22 +110,20 @@ def test_of_chunks_of_different_kinds_it_keeps_the_most_bytes(
     shape = ModelShape("mixed", 16, 2048, 2048, 16, 16, 128, 1024, 4096, moe=MoeShape(8, 2, 8192, 0, pattern))
     job = Job(shape, Workload(4096, pipeline * turns), MEGATRON)
     rows = all_ranks(job, LayoutColumns.of([Layout(pipeline=pipeline, virtual_pipeline=chunks)]))
-    alive = in_flight(job, rows)
-    dense, mixture = (layer.total[0] for layer in (saved_by_dense_layer(job, rows), saved_by_mixture_layer(job, rows)))
+    alive, weights = bytes_alive(job, rows), layer_weights(job, rows)
     size = 16 // (pipeline * chunks)
     for rank in range(pipeline - 1):
-        own = [pattern[stage * size : stage * size + size] for stage in range(rank, pipeline * chunks, pipeline)]
-        weights = [float(sum(mixture if kind else dense for kind in layers)) for layers in own]
-        most = most_layers_alive(weights, pipeline, rank, pipeline * turns, group=pipeline)
-        assert alive.dense[rank] * dense + alive.mixture[rank] * mixture == pytest.approx(most)
+        own = [sum(weights[stage * size : stage * size + size]) for stage in range(rank, pipeline * chunks, pipeline)]
+        most = most_layers_alive(own, pipeline, rank, pipeline * turns, group=pipeline)
+        assert alive[rank] == pytest.approx(most)
 
 
 def test_dense_layers_of_a_first_chunk_are_kept_longer_than_the_mixtures_behind_them() -> None:
     """DeepSeek-V3 on 16 ranks of two chunks: traced, the first rank keeps 31 dense layers and 32 of mixtures."""
     layout = Layout(pipeline=16, data=2, virtual_pipeline=2, layers_by_stage=(1, *(2,) * 30, 0))
     job = Job(load_preset("deepseek-v3"), Workload(4096, 512), MEGATRON)
-    alive = in_flight(job, all_ranks(job, LayoutColumns.of([layout])))
-    assert (alive.dense[0], alive.mixture[0]) == (31, 32)
+    dense, mixture = in_flight(job, all_ranks(job, LayoutColumns.of([layout]))).alive
+    assert (dense[0], mixture[0]) == (31, 32)
 
 
 @pytest.mark.parametrize("layers", [(5, 3, 7, 1, 6, 4, 2, 4), (1, 9, 1, 5, 8, 2, 4, 2), (8, 0, 0, 8, 8, 0, 0, 8)])
@@ -137,19 +149,17 @@ def test_chunks_of_these_kinds_keep_the_most_bytes_whichever_is_heavier(pattern:
     ]
     job = Job(shape, Workload(4096, 512), MEGATRON)
     rows = all_ranks(job, LayoutColumns.of(layouts))
-    alive = in_flight(job, rows)
-    dense, mixture = (layer.total[0] for layer in (saved_by_dense_layer(job, rows), saved_by_mixture_layer(job, rows)))
+    alive, weights = bytes_alive(job, rows), layer_weights(job, rows)
     for row, (index, rank) in enumerate(zip(rows.layout_index, rows.rank, strict=True)):
         layout = layouts[index]
         if rank == layout.pipeline - 1:
             continue
         stages = layout.pipeline * layout.virtual_pipeline
         size = 16 // stages
-        own = [pattern[s * size : s * size + size] for s in range(rank, stages, layout.pipeline)]
-        weights = [float(sum(mixture if kind else dense for kind in kinds)) for kinds in own]
+        own = [sum(weights[s * size : s * size + size]) for s in range(rank, stages, layout.pipeline)]
         group, microbatches = layout.pipeline, int(rows.microbatches[row])
-        most = most_layers_alive(weights, layout.pipeline, int(rank), microbatches, group)
-        assert alive.dense[row] * dense + alive.mixture[row] * mixture == pytest.approx(most)
+        most = most_layers_alive(own, layout.pipeline, int(rank), microbatches, group)
+        assert alive[row] == pytest.approx(most)
 
 
 @pytest.mark.parametrize("switch", ["overlap_expert_communication", "delay_weight_gradients"])

@@ -39,7 +39,7 @@ CAPTURED_KERNELS: Mapping[str, tuple[float, float]] = {
     "moe_router": (10.0, 16.0),
     "moe_preprocess": (8.0, 8.0),
 }
-# The saved tensors of each part, by the beginnings of their names (saved.py).
+# The saved tensors of each part, by the beginnings of their names.
 CAPTURED_TENSORS: Mapping[str, tuple[str, ...]] = {
     "attn": ("attn_",),
     "mlp": ("mlp_",),
