@@ -29,7 +29,6 @@ from llmlaunch.memory.peak import _other_streams
 from llmlaunch.memory.states import States, least_state_bytes, states
 from llmlaunch.memory.weights import layer_parameters, rank_parameters
 from llmlaunch.memory.workspace import (
-    adapted_forward,
     embedding_backward,
     head_backward,
     layer_backward,
@@ -268,7 +267,7 @@ def test_a_layer_with_fused_adapters_may_be_fullest_while_it_runs_forward() -> N
     for recompute in (0, RECOMPUTE_FULL):
         layout = Layout(tensor=2, data=4, sequence_parallel=1, recompute=recompute)
         job, rows = job_and_rows(LLAMA3_8B, layout, facts, Techniques(adapters=Adapters(16)))
-        forward = float(np.max(adapted_forward(job, rows)))
+        forward = float(np.max(mixture_forward(job, rows)))
         assert forward > float(layer_backward(job, rows)[0])
         assert at(transient_terms(job, rows), "layer_backward")[LAYER] == pytest.approx(forward, abs=1)
 

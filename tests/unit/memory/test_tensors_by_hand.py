@@ -229,16 +229,14 @@ def test_a_rank_holds_its_layers_its_tables_and_the_last_norm(shape: ModelShape,
 @each_shape
 @each_layout
 def test_linear_layers_of_the_blocks_are_what_is_kept_narrow(shape: ModelShape, layout: Layout) -> None:
+    """Norms of latents, which are fused into projections, are not."""
     shape = replace(shape, linear_bias=False, qkv_bias=False, mtp_num_layers=0)
     layout = fitting(shape, layout)
-    dense, expert = linear_weights(*priced(shape, layout))
+    job, rows = priced(shape, layout)
+    dense, expert = (rows.sum_of(weights) for weights in linear_weights(job, rows))
     for rank in range(2):
         linears = [w for w in rank_weights(shape, layout, rank) if w.is_linear]
-        latent_norms = 0.0
-        if shape.mla is not None:  # counted with the projections that they are fused into
-            layers = sum(1 for w in linears if w.outputs == shape.mla.kv_lora_rank + shape.mla.qk_pos_emb_head_dim)
-            latent_norms = layers * (shape.mla.kv_lora_rank + (shape.mla.q_lora_rank or 0))
-        assert dense[rank] == pytest.approx(elements(linears, is_expert=False) + latent_norms, rel=1e-12)
+        assert dense[rank] == pytest.approx(elements(linears, is_expert=False), rel=1e-12)
         assert expert[rank] == pytest.approx(elements(linears, is_expert=True), rel=1e-12)
 
 
@@ -246,11 +244,12 @@ def test_an_indexer_is_whole_on_every_device() -> None:
     indexer = Indexer(32, 96, 2048)
     whole = 1536 * 32 * 96 + QUERY_LATENT.hidden_size * (96 + 32) + 2 * 96
     for layout in (Layout(), LAYOUTS[1]):
-        priced_by_kind = [
+        (with_it, experts), (without, others) = (
             layer_parameters(*priced(shape, layout)) for shape in (replace(QUERY_LATENT, indexer=indexer), QUERY_LATENT)
-        ]
-        dense, mixture, experts = (float((more - less)[0]) for more, less in zip(*priced_by_kind, strict=True))
-        assert (dense, mixture, experts) == (whole, whole, 0)
+        )
+        assert len(with_it) == 2  # kinds of layers
+        assert [float((more - less)[0]) for more, less in zip(with_it, without, strict=True)] == [whole, whole]
+        assert [float((more - less)[0]) for more, less in zip(experts, others, strict=True)] == [0, 0]
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -372,10 +371,10 @@ def test_layers_of_each_kind_are_those_of_the_ranks_chunks() -> None:
     starts = np.cumsum((0, 2, 5, 4, 1))
     for rank in range(2):
         mine = [k for stage in (rank, rank + 2) for k in pattern[starts[stage] : starts[stage + 1]]]
-        assert rows.moe_layers[rank] == sum(mine)
-        assert rows.dense_layers[rank] == len(mine) - sum(mine)
-    dense, mixture, experts = layer_parameters(*priced(shape, layout))
+        assert [count[rank] for count in rows.counts] == [len(mine) - sum(mine), sum(mine)]
+    (dense, mixture), (no_experts, experts) = layer_parameters(*priced(shape, layout))
     whole = list(layer_weights(shape, layout, mixture=True))
     assert mixture[0] == pytest.approx(elements(whole, is_expert=False))
     assert experts[0] == pytest.approx(elements(whole, is_expert=True))
+    assert no_experts[0] == 0
     assert dense[0] == pytest.approx(elements(list(layer_weights(shape, layout, mixture=False)), is_expert=False))
