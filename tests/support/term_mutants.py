@@ -20,9 +20,10 @@ from typing import Any
 NAME_LENGTH = 110  # of a mutant
 Change = Callable[[ast.expr], ast.expr]
 # Records whose fields are bytes or elements, by the name they are called by.
-RECORDS = ("States", "Gradients", "InFlight", "RankParameters", "Matrices", "cls")
+RECORDS = ("States", "Gradients", "InFlight", "RankParameters", "Parameters", "Matrices", "cls")
+SAVED = "Saved"  # one whose first field is bytes, and whose others are names
 NOTHING = ("np.zeros", "0.0", "none")  # has no sign, and nothing to lose
-BYTES = ("FloatColumn", "float", "Kept")  # what a function returns that is a term
+BYTES = ("FloatColumn", "Size", "float", "Kept")  # what a function returns that is a term
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,22 @@ def _terms(node: ast.AST, function: ast.FunctionDef) -> Iterator[tuple[str, int 
     elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add | ast.Sub):
         yield "value", None, node.value
     elif isinstance(node, ast.Dict):
-        yield from (("values", i, value) for i, value in enumerate(node.values) if node.keys[i] is not None)
+        yield from (
+            ("values", i, value)
+            for i, value in enumerate(node.values)
+            if node.keys[i] is not None and not ast.unparse(value).startswith(SAVED)
+        )
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == SAVED:
+        yield "args", 0, node.args[0]
     elif isinstance(node, ast.Call) and ast.unparse(node.func) in RECORDS:
         yield from (("keywords", i, keyword.value) for i, keyword in enumerate(node.keywords))
         yield from (
             ("args", i, argument) for i, argument in enumerate(node.args) if not isinstance(argument, ast.Starred)
         )
     elif isinstance(node, ast.Return) and node.value is not None and _returns_bytes(function):
-        if isinstance(node.value, ast.Tuple):
+        if isinstance(node.value, ast.ListComp):
+            yield "elt", None, node.value.elt
+        elif isinstance(node.value, ast.Tuple):
             elements = enumerate(node.value.elts)
             yield from (("elts", i, value) for i, value in elements if not isinstance(value, ast.Starred))
         elif "tuple" not in ast.unparse(function.returns or ast.Constant(None)):
@@ -119,7 +128,7 @@ def _returns_bytes(function: ast.FunctionDef) -> bool:
 
 
 def _put(owner: ast.AST, field: str, index: int | None, change: Change) -> None:
-    if field == "elts":
+    if field in ("elt", "elts"):
         assert isinstance(owner, ast.Return)
         owner = owner.value  # type: ignore[assignment]
     value = getattr(owner, field)
@@ -142,6 +151,10 @@ def _negated(term: ast.expr) -> ast.expr:
 def _compiled(function: ast.FunctionDef) -> CodeType:
     function.decorator_list = []
     future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
-    module = ast.fix_missing_locations(ast.Module([future, function], []))
-    constants = compile(module, "<mutant>", "exec").co_consts
-    return next(code for code in constants if isinstance(code, CodeType) and code.co_name == function.name)
+    owner = ast.parse("class Owner: ...").body[0]
+    assert isinstance(owner, ast.ClassDef)
+    owner.body = [function]  # so that super() knows of a class
+    code = compile(ast.fix_missing_locations(ast.Module([future, owner], [])), "<mutant>", "exec")
+    for name in ("Owner", function.name):
+        code = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)
+    return code

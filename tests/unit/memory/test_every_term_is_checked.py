@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from types import CodeType, FrameType, ModuleType
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -24,35 +25,48 @@ from hypothesis import HealthCheck, Phase, given, settings
 from laws import LAWS
 from random_jobs import TRAINERS, RandomJob, random_jobs
 
-from llmlaunch.memory import layer_wise
+import llmlaunch
 from support.term_mutants import mutants_of
 
-FORMULA = (
+MEMORY = (
     "activations",
-    "adapters",
-    "attention_backward",
     "batch_masks",
-    "compressed",
     "exchange",
     "graphs",
     "heads",
     "host",
     "job",
-    "layer_matrices",
+    "layer_bytes",
     "layer_wise",
     "loss",
     "moments",
     "overlapped_passes",
     "paged_stash",
     "peak",
-    "recurrent",
-    "saved",
     "schedule",
     "states",
+    "tokens",
     "vision",
     "weights",
     "workspace",
 )
+LAYERS = (
+    "adapters",
+    "attention",
+    "block",
+    "columns",
+    "delta_net",
+    "latent_attention",
+    "layer",
+    "mamba",
+    "matrix",
+    "mixture",
+    "mlp",
+    "model",
+    "pooled_attention",
+    "sparse_attention",
+)
+FORMULA = (*(f"memory.{name}" for name in MEMORY), *(f"layers.{name}" for name in LAYERS))
 BY_HAND = (
     "test_tensors_by_hand",
     "test_layers_by_hand",
@@ -83,6 +97,7 @@ BY_HAND = (
     "test_plainest_bound",
 )
 JOBS_OF_EACH_TRAINER = 2
+ROOMS = tuple(f"{Path(llmlaunch.__file__).parent}/{room}/" for room in ("memory", "layers"))
 
 
 @dataclass(eq=False)
@@ -150,7 +165,7 @@ def checks_by_function() -> dict[CodeType, list[Check]]:
     """Map the code of every function to the checks that run it."""
     by_function: dict[CodeType, list[Check]] = {}
     for check in (*(check for name in BY_HAND for check in checks_of(name)), *laws_on_fixed_jobs()):
-        forget_answers(layer_wise)
+        forget_answers()
         start = time.perf_counter()
         functions = _functions_run(check)
         check.seconds = time.perf_counter() - start
@@ -163,7 +178,7 @@ def _functions_run(check: Check) -> set[CodeType]:
     functions: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and "/llmlaunch/memory/" in frame.f_code.co_filename:
+        if event == "call" and frame.f_code.co_filename.startswith(ROOMS):
             functions.add(frame.f_code)
 
     sys.setprofile(note)
@@ -196,11 +211,13 @@ HARMLESS = {
 }
 
 
-def forget_answers(module: ModuleType) -> None:
-    """A function that keeps its answers would give those of the formula, or of the mutant before."""
-    for function in vars(module).values():
-        if hasattr(function, "cache_clear"):
-            function.cache_clear()
+def forget_answers() -> None:
+    """A function that keeps its answers would give those of the formula, or of the mutant before. So would the layers
+    of a model, which keep what their matrices have."""
+    for name in FORMULA:
+        for function in vars(importlib.import_module(f"llmlaunch.{name}")).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
 
 
 def likeliest_first(checks: Sequence[Check], noticed: Counter[Check]) -> list[Check]:
@@ -215,13 +232,13 @@ NOTICED = Counter[Check]()  # how many mutants each check noticed first
 def test_a_term_that_is_lost_or_turned_round_is_noticed(module_name: str) -> None:
     unnoticed, harmless = [], set[str]()
     last = dict[CodeType, Check]()  # by which check the last mutant of a function was noticed
-    module = importlib.import_module(f"llmlaunch.memory.{module_name}")
+    module = importlib.import_module(f"llmlaunch.{module_name}")
     for mutant in mutants_of(module):
         excused = {str(mutant), str(mutant).replace(": minus ", ": without ")} & set(HARMLESS)
         if excused:
             harmless |= excused
             continue
-        forget_answers(module)
+        forget_answers()
         function = mutant.function.__code__
         checks = likeliest_first(checks_by_function().get(function, []), NOTICED)
         with np.errstate(all="ignore"), mutant.in_place():
@@ -231,6 +248,6 @@ def test_a_term_that_is_lost_or_turned_round_is_noticed(module_name: str) -> Non
         else:
             last[function] = first
             NOTICED[first] += 1
-    forget_answers(module)
+    forget_answers()
     assert not unnoticed, "no check fails:\n" + "\n".join(sorted(unnoticed))
-    assert harmless == {name for name in HARMLESS if name.startswith(f"{module_name}.py ")}
+    assert harmless == {name for name in HARMLESS if name.startswith(f"{module_name.rpartition('.')[2]}.py ")}
