@@ -17,7 +17,7 @@ from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_fac
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.saved import saved_by_dense_layer, saved_by_mixture_layer
+from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations
 from llmlaunch.models.huggingface.config import SAME, shape_from_config
 from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
@@ -317,8 +317,8 @@ def priced(shape: ModelShape, techniques: Techniques = NO_TECHNIQUES, eager: boo
     facts = replace(facts, adapter_dropout=False)  # whose mask is a byte on a GPU and a wide factor on a CPU
     job = Job(shape, Workload(LENGTH, SEQUENCES, "bf16"), facts, techniques=techniques)
     rows = all_ranks(job, LayoutColumns.of([Layout(micro_batch_size=SEQUENCES)]))
-    layer = saved_by_dense_layer if shape.moe is None else saved_by_mixture_layer
-    return float(layer(job, rows).total[0])
+    layers = layers_of(job, rows)
+    return float(layers.totals[layers.model.order[-1]][0])
 
 
 @pytest.mark.parametrize("preset", PRESETS)

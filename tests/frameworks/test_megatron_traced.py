@@ -27,7 +27,10 @@ from wrong_formulas import Patch, everywhere, left_out, multiplied
 
 from llmlaunch.frameworks.framework import REMAINDER
 from llmlaunch.frameworks.megatron.trace import megatron_terms
-from llmlaunch.memory import loss, saved, schedule, states, weights, workspace
+from llmlaunch.layers.columns import LayerColumns
+from llmlaunch.layers.latent_attention import LatentAttention
+from llmlaunch.layers.mixture import Mixture
+from llmlaunch.memory import loss, schedule, states, tokens, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 
 pytestmark = pytest.mark.frameworks
@@ -275,7 +278,8 @@ def facts(**changes: Any) -> Callable[[Patch], None]:
 
 
 def sequence_parallelism_ignored(patch: Patch) -> None:
-    everywhere(patch, saved.sequence_split, lambda job, rows: np.ones(len(rows)))
+    everywhere(patch, tokens.sequence_split, lambda job, rows: np.ones(len(rows)))
+    patch.setattr(LayerColumns, "sequence_split", property(lambda c: np.ones(len(c))))
 
 
 def one_microbatch_more(patch: Patch) -> None:
@@ -284,7 +288,8 @@ def one_microbatch_more(patch: Patch) -> None:
     def wrong(job: Any, rows: Any) -> schedule.InFlight:
         alive = right(job, rows)
         more = (alive.depth + 1.0) / alive.depth
-        return schedule.InFlight(alive.dense * more, alive.mixture * more, alive.depth + 1.0, alive.heads * more)
+        layers = tuple(count * more for count in alive.alive)
+        return schedule.InFlight(layers, alive.depth + 1.0, alive.heads * more)
 
     everywhere(patch, right, wrong)
 
@@ -305,17 +310,17 @@ def experts_sharded_as_the_rest(patch: Patch) -> None:
 
 
 def every_token_at_one_expert(patch: Patch) -> None:
-    right = saved.routed_tokens
-    everywhere(patch, right, lambda job, rows: right(job, rows) / job.shape.moe.topk)
+    right = Mixture.routed_tokens
+    patch.setattr(Mixture, "routed_tokens", lambda mixture, c: right(mixture, c) / mixture.topk)
 
 
 def latent_projections_not_kept(patch: Patch) -> None:
-    right = saved._latents
+    right = LatentAttention.saved
 
-    def wrong(job: Any, rows: Any) -> Any:
-        return {name: column for name, column in right(job, rows).items() if name != "attn_qkv"}
+    def wrong(attention: LatentAttention, c: LayerColumns) -> Any:
+        return {name: tensor for name, tensor in right(attention, c).items() if name != "attn_qkv"}
 
-    patch.setattr(saved, "_latents", wrong)
+    patch.setattr(LatentAttention, "saved", wrong)
 
 
 def head_forgotten(patch: Patch) -> None:

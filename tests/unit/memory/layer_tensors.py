@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
@@ -52,11 +50,5 @@ def rank_tensors(job: Job, rows: RankColumns, *prefixes: str) -> FloatColumn:
     """Return the bytes of the tensors that the layers of each rank save together and whose names begin with one of
     the `prefixes`."""
     layers = layers_of(job, rows)
-    return rows.sum_of(
-        layers.by_group(
-            [
-                reduce(np.add, (each.bytes for name, each in tensors.items() if name.startswith(prefixes)), 0.0)
-                for tensors in layers.tensors
-            ]
-        )
-    )
+    of_kinds = [sum(each.bytes for name, each in kind.items() if name.startswith(prefixes)) for kind in layers.tensors]
+    return rows.sum_of(layers.by_group(of_kinds))

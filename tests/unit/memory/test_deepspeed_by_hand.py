@@ -213,7 +213,6 @@ def test_adapters_stand_beside_a_shared_expert_and_every_projection_of_latents()
     job = job_of(shape, layout, deepspeed_facts(), Techniques(adapters=Adapters(16)), N, 1)
     rows = all_ranks(job, LayoutColumns.of([layout]))
 
-
     def kept_beside(job: Job, mixture: bool, what: str = "_adapters") -> float:
         tensors = layer_tensors(job, rows, mixture)
         return float(sum(column[0] for name, column in tensors.items() if name.endswith(what)))
