@@ -22,7 +22,7 @@ Change = Callable[[ast.expr], ast.expr]
 # Records whose fields are bytes or elements, by the name they are called by.
 RECORDS = ("States", "Gradients", "InFlight", "RankParameters", "Parameters", "Matrices", "cls")
 SAVED = "Saved"  # one whose first field is bytes, and whose others are names
-NOTHING = ("np.zeros", "0.0", "none")  # has no sign, and nothing to lose
+NOTHING = ("np.zeros", "c.zeros", "0.0", "none")  # has no sign, and nothing to lose
 BYTES = ("FloatColumn", "Size", "float", "Kept")  # what a function returns that is a term
 
 
@@ -81,7 +81,7 @@ def _changes(function: ast.FunctionDef) -> Iterator[tuple[int, str, ast.Function
     """Yield (line, what is changed, the changed function) for every term of a function."""
     for place, node in enumerate(ast.walk(function)):
         for field, index, term in _terms(node, function):
-            if ast.unparse(term).startswith(NOTHING):
+            if ast.unparse(term).startswith(NOTHING) or ast.unparse(term) == "0":
                 continue
             for verb, change in (("without", _dropped), ("minus", _negated)):
                 if verb == "without" and isinstance(term, ast.Name) and isinstance(node, ast.Return):

@@ -129,7 +129,10 @@ def test_norms_behind_both_blocks_have_run_backward_before_attention() -> None:
 def test_latent_attention_has_wider_queries_and_keys_than_values() -> None:
     latent = replace(LLAMA3_8B, num_query_groups=HEADS, mla=MlaShape(None, 512, 96, 32, 64))
     wide, narrow = HEADS * (96 + 32), HEADS * 64
-    assert backward(shape=latent) == N * (2 * narrow + 2 * wide + 2 * (wide + narrow) + 4 * wide - BEHIND)
+    made = 2 * narrow + 2 * wide + 2 * (wide + narrow) + 4 * wide
+    assert backward(shape=latent) == N * (made - BEHIND)
+    masked = replace(LIGER, windows_masked=True)
+    assert backward(shape=latent, facts=masked) == N * (made + 4 * (wide + narrow) - BEHIND)
 
 
 def test_softmax_attention_counts_beside_a_smaller_recurrence() -> None:

@@ -208,6 +208,24 @@ HARMLESS = {
     ),
     "job.py _stage_range: minus 2": "keeps the index of stages that do not exist within the table",
     "peak.py StateSums.of: without least_torch_bytes(job, rows)": "the guard sleeps while nothing is wrong",
+    "layer_bytes.py PricedLayers._freed_behind: minus place": "no block of a second branch asks what is behind it",
+    "block.py Parameters.__add__: without self.expert": "a mixture is the last block of its layer",
+    "mamba.py Mamba2.backward: without behind.later()": "a layer with a state space has one branch",
+    **dict.fromkeys(
+        (
+            "delta_net.py DeltaNet.backward: without behind.last_layer",
+            "pooled_attention.py PooledAttention.backward: without behind.last_layer",
+            "sparse_attention.py SparseAttention.backward: without behind.last_layer",
+        ),
+        "layers with these have two branches",
+    ),
+    **dict.fromkeys(
+        (
+            "matrix.py Matrix.biases: without self.outputs if self.bias else 0.0",
+            "matrix.py Matrix.elements: without self.inputs * self.outputs",
+        ),
+        "of no device: published counts of parameters hold them (test_layers_of_models.py)",
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from layer_tensors import rank_tensors
 from shapes import job_of
 
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.layers.model import model_of
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.activations import largest_layer, returned_key_values
@@ -60,6 +61,10 @@ def test_every_sixth_layer_has_wider_heads_and_no_values_of_its_own(tensor: int)
     assert value(lambda job, rows: rank_parameters(job, rows).largest_layer, layout) == max(largest, table)
     head = value(distinct_matrices, layout) - mlp - windowed - full
     assert head in (table, table / tensor)
+
+
+def test_the_last_of_six_layers_sees_everything() -> None:
+    assert model_of(GEMMA).order == (0, 0, 0, 0, 0, 1) * 10
 
 
 def test_all_layers_add_up_to_the_published_number() -> None:

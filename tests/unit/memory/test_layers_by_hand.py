@@ -430,6 +430,8 @@ def test_what_is_recomputed_of_a_layer_is_all_but_its_input_or_its_modules() -> 
     fp32 = megatron_facts(MegatronOptions("fp32"))
     scores = 4 * 32 * N * N / 2
     assert value(recomputed_layer, dense, selective, fp32, Techniques(("core_attn",))) == scores
+    both = value(recomputed_layer, dense, selective, fp32, Techniques(("core_attn", "mlp")))
+    assert both == scores + N * (4 * h + 12 * ffn) / 2
 
 
 def test_selective_recompute_by_operator_recomputes_the_others() -> None:
