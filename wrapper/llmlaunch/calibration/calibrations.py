@@ -33,7 +33,7 @@ IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
 # What prices a record: the formula, its constants, the facts of the backends, how records are read and cards named.
 ROOMS = ("layers", "memory", "models")
 MODULES = (
-    *("layout.py", "techniques.py", "workload.py"),
+    *("facts.py", "layout.py", "techniques.py", "workload.py"),
     *("recipe/frameworks.py", "frameworks/recorded.py"),
     *(f"frameworks/{name}.py" for name in ("deepspeed/facts", "deepspeed/zero_settings", "megatron/facts")),
     *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers")),
