@@ -56,6 +56,7 @@ LAYERS = (
     "block",
     "columns",
     "delta_net",
+    "encoder",
     "latent_attention",
     "layer",
     "mamba",

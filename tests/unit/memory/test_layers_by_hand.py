@@ -22,7 +22,7 @@ from llmlaunch.memory.activations import (
     kept_embedding,
     largest_layer,
     returned_key_values,
-    swapped_bytes,
+    swapped_by_layer,
 )
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import (
@@ -450,13 +450,9 @@ def test_selective_recompute_by_operator_recomputes_the_others() -> None:
 
 
 def test_swapped_bytes_are_the_input_attentions_output_and_a_share_of_the_rest() -> None:
-    kept = 1e9
-    whole = N * 2 * (4096 / 2 + 4096 / 2)
-    swapped = value(
-        lambda job, rows: swapped_bytes(job, rows, np.array([kept])),
-        LLAMA3_8B,
-        techniques=Techniques(swapped_share=0.3),
-    )
+    kept, whole = value(dense_layer, LLAMA3_8B), N * 2 * (4096 / 2 + 4096 / 2)
+    swap = Techniques(swapped_share=0.3)
+    swapped = value(lambda job, rows: swapped_by_layer(job, rows)[0], LLAMA3_8B, techniques=swap)
     assert swapped == pytest.approx(whole + 0.3 * (kept - whole))
 
 
@@ -714,10 +710,12 @@ def test_layers_of_both_kinds_and_those_that_are_trained_add_up() -> None:
     last = value(kept_activations, ALTERNATING, facts=facts, techniques=Techniques(trained_layers=4))
     assert last == 4 * mixture
     away = replace(SPLIT, offload_layers=24)
-    assert value(kept_activations, ALTERNATING, away, facts) == pytest.approx((8 * dense + 24 * mixture) / 4)
+    assert value(kept_activations, ALTERNATING, away, facts) == pytest.approx(8 * mixture)  # which are the last
     block = replace(SPLIT, recompute=RECOMPUTE_FULL, recompute_layers=8)
     kept = value(kept_activations, LLAMA3_8B, block, techniques=Techniques(recompute_method="block"))
     assert kept == 8 * N * 2 * 4096 / 2 + 24 * value(dense_layer, LLAMA3_8B)
+    kept = value(kept_activations, ALTERNATING, block, facts, Techniques(recompute_method="block"))
+    assert kept == pytest.approx(8 * N * 2 * 2048 / 2 + 4 * dense + 20 * mixture)  # the first eight are made again
 
 
 @pytest.mark.parametrize(("frozen", "per_input"), [(False, 4 + 1), (True, 1)])
