@@ -9,12 +9,13 @@ import pytest
 from shapes import LLAMA3_8B, MIXTRAL, job_of, ranks
 
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.job import all_ranks
+from llmlaunch.memory.job import all_ranks, of_classes
 from llmlaunch.memory.layer_wise import WholeMatrices, whole_matrices
 from llmlaunch.memory.states import states
 from llmlaunch.models.presets import load_preset
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.models.shape import ModelShape, SlidingWindow
 
 MUON = MegatronOptions(muon=True, matrices_whole=True)
 H, FFN, QKV = 4096, 14336, 4096 + 2 * 1024
@@ -80,6 +81,22 @@ def test_gated_delta_nets_and_shared_experts_are_made_of_matrices() -> None:
     attention = h * (2 * 16 * 256 + 2 * 2 * 256) + 16 * 256 * h
     assert whole.dense == 36 * delta + 12 * attention + 48 * (h * (512 + 1) + expert)
     assert whole.expert == 48 * 512 * expert
+
+
+def test_kinds_of_layers_with_the_same_matrices_are_packed_as_one() -> None:
+    windows = replace(LLAMA3_8B, sliding_window=SlidingWindow(1024, full_every=2))
+    assert len(model_of(windows).kinds) == 2
+    layout = Layout(pipeline=8, data=4, zero_stage=1)
+    assert vars(matrices(windows, layout, rank=1)) == vars(matrices(LLAMA3_8B, layout, rank=1))
+
+
+def test_a_bound_has_the_kind_of_layer_with_the_fewest_elements() -> None:
+    """Of Qwen3-Next's mixtures those with attention, not with a delta net."""
+    shape, layout = load_preset("qwen3-next-80b-a3b"), Layout(data=1, zero_stage=1)
+    job, one = job_of(shape, layout, megatron_facts(MUON)), np.ones(1, dtype=np.int64)
+    bound = of_classes(job, LayoutColumns.of([layout]), 0 * one, one, 0 * one, 12 * one)
+    h, attention = 2048, 2048 * (2 * 16 * 256 + 2 * 2 * 256) + 16 * 256 * 2048
+    assert whole_matrices(job, bound).dense == 12 * (attention + h * (512 + 1) + 3 * h * 512)
 
 
 def test_each_of_five_steps_multiplies_three_times() -> None:

@@ -716,6 +716,9 @@ def test_layers_of_both_kinds_and_those_that_are_trained_add_up() -> None:
     assert kept == 8 * N * 2 * 4096 / 2 + 24 * value(dense_layer, LLAMA3_8B)
     kept = value(kept_activations, ALTERNATING, block, facts, Techniques(recompute_method="block"))
     assert kept == pytest.approx(8 * N * 2 * 2048 / 2 + 4 * dense + 20 * mixture)  # the first eight are made again
+    stages = replace(block, pipeline=2)
+    kept = value(kept_activations, ALTERNATING, stages, facts, Techniques(recompute_method="block"), rank=1)
+    assert kept == pytest.approx(8 * N * 2 * 2048 / 2 + 8 * mixture)
 
 
 @pytest.mark.parametrize(("frozen", "per_input"), [(False, 4 + 1), (True, 1)])
