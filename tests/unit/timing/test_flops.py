@@ -8,14 +8,15 @@ import pytest
 from timed_jobs import BASE, LLAMA, job, time_of, total
 
 from llmlaunch.frameworks.registry import backend_for
-from llmlaunch.models.kinds import attention_kinds
+from llmlaunch.layers.attention import SoftmaxAttention
+from llmlaunch.layers.model import model_of
+from llmlaunch.layers.pooled_attention import PooledAttention
 from llmlaunch.models.presets import load_preset
-from llmlaunch.models.shape import Indexer, MlaShape, SlidingWindow
+from llmlaunch.models.shape import Indexer, MlaShape, ModelShape, SlidingWindow
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.techniques import Adapters, Techniques
-from llmlaunch.timing.arithmetic import attended_elements, least_device_seconds, matrix_parameters, token_flops
-from llmlaunch.timing.products import attended_keys
+from llmlaunch.timing.arithmetic import least_device_seconds, token_flops
 from support.plans import plan_of
 from support.recipes import recipe_of
 
@@ -44,6 +45,16 @@ CASES = {
 }
 
 
+def attended_keys(shape: ModelShape, sequence_length: int) -> float:
+    """Return the keys that a token attends to, averaged over the layers."""
+    model = model_of(shape)
+    blocks = [(count, layer.blocks[0]) for count, layer in zip(model.counts, model.kinds, strict=True)]
+    keys = [
+        count * block.attended_keys(sequence_length) for count, block in blocks if isinstance(block, SoftmaxAttention)
+    ]
+    return sum(keys) / shape.num_layers
+
+
 @pytest.mark.parametrize("name_and_overrides", CASES.values(), ids=CASES)
 def test_no_layout_beats_the_floor(name_and_overrides: tuple[str, ...]) -> None:
     recipe = recipe_of(*name_and_overrides)
@@ -70,7 +81,7 @@ def test_a_token_passes_through_the_one_part_that_each_layer_has() -> None:
     mixture = 6 * 2 * h * 1856 + 2 * h * 3712
     products = 2 * (23 * mixer + 6 * attention + 23 * mixture + h * 131072)
     scans = 23 * (7 * inner * 128 + 2 * 4 * convolved)
-    scores = 6 * 2 * attended_keys(nano, 8192) * 2 * 4096
+    scores = 6 * 2 * 4096 * 2 * 4096
     assert token_flops(nano, 8192).total == pytest.approx(3 * (products + scans + scores))
 
 
@@ -92,8 +103,11 @@ def test_pooled_keys_are_as_many_as_there_are_or_as_are_chosen() -> None:
         return window + (sum(min((i + 1) // ratio, most) for i in range(8192)) / 8192 if ratio else 0.0)
 
     shape = load_preset("deepseek-v4-flash")
-    for kind, ratio, most in zip(attention_kinds(shape), (0, 4, 128), (0, 512, 8192), strict=True):
-        assert attended_keys(kind.shape, 8192) == pytest.approx(seen(ratio, most), abs=1.5)
+    for layer in model_of(shape).kinds:
+        block = layer.blocks[0]
+        assert isinstance(block, PooledAttention)
+        most = {0: 0, 4: 512, 128: 8192}[block.ratio]
+        assert block.attended_keys(8192) == pytest.approx(seen(block.ratio, most), abs=1.5)
 
 
 def test_the_arithmetic_of_deepseek_v4_is_what_its_published_runs_count() -> None:
@@ -164,7 +178,8 @@ def test_sampled_rows_make_a_share_of_the_weight_gradients() -> None:
 def test_prediction_heads_count_as_the_kind_of_layer_that_they_have() -> None:
     shape = replace(load_preset("deepseek-v3"), mtp_num_layers=0)
     head = token_flops(replace(shape, mtp_num_layers=1), 4096).total - token_flops(shape, 4096).total
-    mixture = matrix_parameters(shape)[1] + attended_elements(shape, 4096)
+    predicting = model_of(shape).kinds[-1]
+    mixture = predicting.token_elements + predicting.attended_elements(4096)
     h = shape.hidden_size
     assert head == pytest.approx(6 * (mixture + h * shape.vocab_size + 2 * h * h))
 

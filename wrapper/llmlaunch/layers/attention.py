@@ -13,8 +13,11 @@ from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, st
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
+from llmlaunch.layers.work import Amounts, ContextTraffic, causal_mean
 
-__all__ = ["Attention", "SoftmaxAttention", "Window"]
+__all__ = ["ATTENTION_BACKWARD", "Attention", "SoftmaxAttention", "Window", "cast_around_attention"]
+
+ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
 
 CORE, PROJECTION, QKV = ("core_attn",), ("attn_proj",), ("qkv_linear",)
 
@@ -25,6 +28,12 @@ class Window:
 
     tokens: int
     chunked: bool = False
+
+
+def cast_around_attention(c: LayerColumns, hidden: int, queries: int, keys: int) -> tuple[Size, Size]:
+    """Return the elements that the mixed projection and the one behind attention take in, and put out."""
+    stream = float(hidden) * c.tokens
+    return stream + queries * c.share, stream + (queries + 2.0 * keys) * c.share
 
 
 class SoftmaxAttention(Block):
@@ -38,6 +47,7 @@ class SoftmaxAttention(Block):
     softcap: bool
     dropout: bool
     gate: bool
+    window: Window | None = None
 
     @property
     def output_width(self) -> int:
@@ -55,6 +65,73 @@ class SoftmaxAttention(Block):
     def projected_values(self, c: LayerColumns) -> FloatColumn:
         """Return the columns of values as they are projected, over all tensor ranks."""
         return np.full(len(c), float(self.output_width))
+
+    @property
+    def query_width(self) -> int:
+        """Columns of the queries."""
+        raise NotImplementedError
+
+    @property
+    def key_value_width(self) -> int:
+        """Columns of the keys, and of the values."""
+        raise NotImplementedError
+
+    def attended_keys(self, sequence_length: int) -> float:
+        """Return the keys that a token attends to, averaged over tokens: half of the sequence, of the window where
+        there is one, or of the piece where the sequence is cut."""
+        window = self.window
+        if window is None:
+            return sequence_length / 2.0
+        if window.chunked:
+            return min(window.tokens, sequence_length) / 2.0
+        return causal_mean(window.tokens, sequence_length)
+
+    def attended_elements(self, sequence_length: int) -> float:
+        """Return the elements of keys and values that a token's heads are multiplied with."""
+        return self.attended_keys(sequence_length) * self.heads * sum(self.head_widths())
+
+    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """softmax(QK)V over a device's queries and their keys, flash attention (Dao 2023, section 3): two products
+        forward, five backward; half of the square, or less of it in layers with a window, whose other blocks the
+        kernels leave out, unless the window is a mask. A block of queries that sees the whole sequence is started last
+        and waited for, which is long where heads are few. Of a sequence in c pieces, one is causal; the others are
+        rectangles, whose blocks are alike and end half a block apart."""
+        if c.facts.attention_scores_saved:
+            return self._unfused_work(c)
+        s, window = c.sequence_length, None if c.facts.windows_masked else self.window
+        keys, seen = (s / 2.0, s) if window is None else (self.attended_keys(s), min(window.tokens, s))
+        columns = sum(self.head_widths())
+        multiplied = (2.0 * keys * self.heads * columns) * c.share
+        tail = seen * columns * (1.0 + 1.0 / c.layouts.context)
+        forward = Amounts(attention=multiplied, tail=tail)
+        return forward, Amounts(attention=ATTENTION_BACKWARD * multiplied, tail=ATTENTION_BACKWARD * tail)
+
+    def _unfused_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """Scores in memory: the whole square, as plain products, and softmax and dropout pass by pass (Korthikanti et
+        al. 2022, section 4: 5 bytes of every score are kept; written once and read twice or more)."""
+        s = float(c.sequence_length)
+        products = (2.0 * s * self.heads * sum(self.head_widths())) * c.share
+        passes = 6.0 + (2.5 if self.dropout else 0.0)  # elements of two bytes read or written, forward
+        through = (passes * 2.0 * self.heads * s) * c.share
+        return Amounts(wide=products, bytes=through), Amounts(wide=2.0 * products, bytes=through)
+
+    def memory_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """Rotary positions of queries and keys, as the framework's kernels turn them."""
+        turned = (c.facts.activation_bytes * (self.query_width + self.key_value_width)) * c.share
+        forward, backward = c.facts.kernels.rotary_elements
+        return Amounts(bytes=forward * turned), Amounts(bytes=backward * turned)
+
+    def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
+        """Return what both projections take in, and what they put out."""
+        return cast_around_attention(c, self.hidden, self.query_width, self.key_value_width)
+
+    def context_traffic(self, c: LayerColumns) -> ContextTraffic | None:
+        """Return queries, keys, values and the output as heads for sequence, or keys and values around the ring, of
+        which a device has a head at least."""
+        columns = self.query_width + self.key_value_width
+        head = self.query_width // self.heads
+        ring = head * np.maximum(self.key_value_width // head * c.per_tensor, 1.0)
+        return ContextTraffic(2.0 * columns, ring, float(self.query_width))
 
     def output_tensors(self, c: LayerColumns, statistics: bool = True) -> dict[str, Saved]:
         """Return what attention puts out with the softmax's `statistics`, what the projection behind it keeps, and

@@ -10,14 +10,27 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.facts import ByPass, MemoryFacts
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import LayerColumns, Size
-from llmlaunch.layers.matrix import Matrix, Vector
+from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle
+from llmlaunch.layers.work import NO_AMOUNTS, Amounts, ContextTraffic
 
-__all__ = ["FP32_BYTES", "AdapterGroup", "Behind", "Block", "Parameters", "Saved", "Tensors", "stream_bytes"]
+__all__ = [
+    "FP32_BYTES",
+    "MLP_SHARE",
+    "AdapterGroup",
+    "Behind",
+    "Block",
+    "Parameters",
+    "Saved",
+    "Tensors",
+    "stream_bytes",
+]
 
 FP32_BYTES = 4.0  # statistics of norms and of the softmax
+MLP_SHARE = 0.4  # of the kernels of a layer of attention and an MLP
 
 
 @frozen
@@ -126,6 +139,79 @@ class Block:
     def adapter_groups(self, c: LayerColumns) -> tuple[AdapterGroup, ...]:
         """Return the linear layers of Megatron core beside which adapters may stand."""
         return (AdapterGroup(f"{self.role}_adapters", self.matrices, c.tokens),)
+
+    @cached_property
+    def products(self) -> tuple[Matrix, ...]:
+        """The matrices that tokens are multiplied with as linear layers."""
+        return tuple(matrix for matrix in self.matrices if matrix.linear)
+
+    @property
+    def up_projections(self) -> tuple[Matrix, ...]:
+        """The matrices that recompute of "mla_up_proj" repeats."""
+        return ()
+
+    @property
+    def token_elements(self) -> float:
+        """The weights of linear layers that a token passes through."""
+        return sum(matrix.elements * matrix.topk for matrix in self.products)
+
+    @property
+    def recurrent_flops(self) -> float:
+        """A token's operations forward in convolutions and recurrences, as FLOPs are reported."""
+        return 0.0
+
+    @property
+    def activation_gates(self) -> float:
+        """How many inputs as wide as its output the activation function has."""
+        return 1.0
+
+    @property
+    def collective_pairs(self) -> float:
+        """How often the block's input is gathered over tensor parallelism, each time with a scatter behind it."""
+        return 1.0
+
+    def matrix_reads(self, c: LayerColumns) -> float:
+        """Return how often a pass reads the matrices."""
+        return 1.0
+
+    def expert_rows(self, c: LayerColumns) -> FloatColumn:
+        """Return the rows that matrices of experts multiply on a device, all expert-tensor ranks' together."""
+        return c.zeros()
+
+    def attended_elements(self, sequence_length: int) -> float:
+        """Return the elements of keys and values that a token's heads are multiplied with."""
+        return 0.0
+
+    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """Return the work, forward and backward, of attention or a recurrence."""
+        return NO_AMOUNTS
+
+    def memory_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """Return the element-wise work, forward and backward; norms, residual sums and the activation aside."""
+        return NO_AMOUNTS
+
+    def activation_columns(self, c: LayerColumns) -> Size:
+        """Return the elements that the activation function puts out."""
+        return 0.0
+
+    def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
+        """Return the elements that are cast to a narrower format: what the linear layers take in, and, backward, the
+        gradients of what they put out."""
+        inputs: Size = 0.0
+        outputs: Size = 0.0
+        for matrix in self.products:
+            inputs = inputs + matrix.inputs * (c.tokens if matrix.divided == OUTPUTS else c.share)
+            outputs = outputs + matrix.outputs * (c.tokens if matrix.divided == INPUTS else c.share)
+        return inputs, outputs
+
+    def context_traffic(self, c: LayerColumns) -> ContextTraffic | None:
+        """Return what context parallelism sends."""
+        return None
+
+    def kernels(self, facts: MemoryFacts) -> ByPass:
+        """Return the kernels that the host launches in a layer without a mixture, adapters aside."""
+        forward, backward = facts.kernels.launched
+        return (1.0 - MLP_SHARE) * forward, (1.0 - MLP_SHARE) * backward
 
     def parameters(self, c: LayerColumns) -> Parameters:
         """Return the block's parameters on a device."""

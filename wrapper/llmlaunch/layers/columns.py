@@ -54,6 +54,16 @@ class LayerColumns:
         return self.sequence_length * self.layouts.micro_batch_size / self.layouts.context
 
     @cached_property
+    def per_tensor(self) -> FloatColumn:
+        """1 / the tensor-parallel size."""
+        return 1.0 / self.tensor
+
+    @cached_property
+    def share(self) -> FloatColumn:
+        """The part of the tokens that one tensor-parallel rank has, as matrices or the sequence are divided."""
+        return self.tokens * self.per_tensor
+
+    @cached_property
     def sequence_split(self) -> FloatColumn:
         """Divisor of norms, residuals and dropout: the tensor-parallel size with sequence parallelism, else 1."""
         return np.where(self.layouts.sequence_parallel > 0, self.tensor, 1.0)

@@ -9,6 +9,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
+from llmlaunch.layers.work import Amounts, ContextTraffic, recurrence
 
 __all__ = ["DELTA_CHUNK", "DeltaNet"]
 
@@ -63,6 +64,31 @@ class DeltaNet(Block):
         whole and no LayerNorm (core/ssm/gated_delta_net/common.py, core 0.19)."""
         convolution = self.conv_kernel * self.convolved_width + 2 * self.value_heads
         return Vector(float(convolution), divided=True), Vector(float(self.value_head_dim))
+
+    @property
+    def recurrent_flops(self) -> float:
+        """Four products of a head's state, and the convolution (megatron/training/training.py
+        num_floating_point_operations, core 0.19)."""
+        return 2.0 * (4.0 * self.value_heads * self.value_head_dim**2 + self.conv_kernel * self.convolved_width)
+
+    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """Convolution, recurrence in chunks and gated norm, counted from the kernels of flash-linear-attention 0.4
+        (fla/ops/gated_delta_rule, ops/common/chunk_delta_h.py and chunk_o.py) and from megatron/core/ssm, core 0.19. No
+        measured run stands behind it yet.
+
+        Operations: within its chunk the keys' products with each other and with queries, and what they weigh; of the
+        state the products with keys and queries, and the update. Elements: by the convolution, by norms and copies of
+        queries and keys, by kernels of the recurrence with the states between chunks, and by norm and gate behind it.
+        """
+        keys, values, heads = float(self.key_head_dim), float(self.value_head_dim), self.value_heads
+        operations = heads * (DELTA_CHUNK * (6.0 * keys + 4.0 * values) + 6.0 * keys * values)
+        states = keys * self.value_width / DELTA_CHUNK
+        elements = 2.0 * self.convolved_width + 5.0 * 2.0 * self.key_width + 4.0 * 2.0 * heads * keys
+        return recurrence(c, operations, elements + 14.0 * self.value_width + 3.0 * states)
+
+    def context_traffic(self, c: LayerColumns) -> ContextTraffic | None:
+        """Return what is projected, and what the last projection reads."""
+        return ContextTraffic(float(self.projected_width + self.value_width))
 
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
         """What the convolution reads, normed queries and keys, these once for every value head, values, the inverse of

@@ -47,6 +47,21 @@ class LatentAttention(SoftmaxAttention):
         return self.head_dim + self.positions
 
     @property
+    def query_width(self) -> int:
+        """Columns of the queries."""
+        return self.heads * self.query_head
+
+    @property
+    def key_value_width(self) -> int:
+        """Columns of the keys, of which every query head has its own."""
+        return self.query_width
+
+    @property
+    def up_projections(self) -> tuple[Matrix, ...]:
+        """The matrices behind the latents, and that of queries without one."""
+        return tuple(matrix for matrix in self.products if matrix.divided == OUTPUTS)
+
+    @property
     def output_width(self) -> int:
         """Columns of what attention puts out."""
         return self.heads * self.value_head_dim

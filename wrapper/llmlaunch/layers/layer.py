@@ -154,6 +154,20 @@ class Layer:
         """Return the parameters on a device."""
         return reduce(Parameters.__add__, (branch.parameters(c) for branch in self.branches))
 
+    @cached_property
+    def token_elements(self) -> float:
+        """The weights of linear layers that a token passes through."""
+        return sum(block.token_elements for block in self.blocks)
+
+    def attended_elements(self, sequence_length: int) -> float:
+        """Return the elements of keys and values that a token's heads are multiplied with."""
+        return sum(block.attended_elements(sequence_length) for block in self.blocks)
+
+    @cached_property
+    def recurrent_flops(self) -> float:
+        """A token's operations forward in convolutions and recurrences."""
+        return sum(block.recurrent_flops for block in self.blocks)
+
     def blocks_of(self, kind: type[BlockKind]) -> Iterator[BlockKind]:
         """Yield the blocks of one kind."""
         return (block for block in self.blocks if isinstance(block, kind))

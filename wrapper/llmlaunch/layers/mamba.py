@@ -8,10 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.facts import ByPass, MemoryFacts
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, stream_bytes
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
+from llmlaunch.layers.work import Amounts, ContextTraffic, recurrence
 from llmlaunch.models.mamba import CONV_KERNEL
 
 __all__ = ["MAMBA_CHUNK", "Mamba2"]
@@ -67,6 +69,36 @@ class Mamba2(Block):
         over more context ranks than a tensor rank has groups, each is there several times
         (core/ssm/mamba_context_parallel.py, core 0.19)."""
         return np.maximum(self.groups / c.tensor, c.layouts.context)
+
+    @property
+    def recurrent_flops(self) -> float:
+        """Seven operations of a column's state, and the convolution (megatron/training/training.py
+        num_floating_point_operations, core 0.19)."""
+        return 7.0 * self.inner_width * self.state_size + 2.0 * CONV_KERNEL * self.convolved_width
+
+    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """Convolution, scan in chunks and gated norm, counted from the kernels of mamba-ssm 2.3
+        (mamba_ssm/ops/triton/ssd_*.py) and from megatron/core/ssm, core 0.19. No measured run stands behind it yet.
+
+        Operations: within its chunk the products of each group, and half of what they weigh of each column; of the
+        state the update and what is read (Dao and Gu 2024, section 6). Elements: by the convolution, by the kernels of
+        states and scan with the states between chunks, in fp32 before they are passed on, by the gate, and by the norm
+        behind it."""
+        inner, states = self.inner_width, self.inner_width * self.state_size / MAMBA_CHUNK
+        operations = 2.0 * MAMBA_CHUNK * self.groups * self.state_size + MAMBA_CHUNK * inner
+        operations += 4.0 * inner * self.state_size + 2.0 * CONV_KERNEL * self.convolved_width
+        products = 2.0 * 2.0 * self.groups * MAMBA_CHUNK
+        return recurrence(c, operations, 4.0 * self.convolved_width + 8.0 * inner + 6.0 * states + products)
+
+    def context_traffic(self, c: LayerColumns) -> ContextTraffic | None:
+        """Return what is projected, and what the last projection reads."""
+        return ContextTraffic(float(self.projected_width + self.inner_width))
+
+    def kernels(self, facts: MemoryFacts) -> ByPass:
+        """Return those of one mixer in every framework: norm and projections, convolution, decays of a chunk, its
+        states, their passing, products, scan, norm behind it and residual; backward the first five again, and a
+        gradient of each."""
+        return 18.0, 45.0
 
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
         """All columns of the first projection, what the scan puts out before and after the gate, the statistics of the

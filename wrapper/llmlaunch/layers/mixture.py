@@ -14,11 +14,18 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part
 from llmlaunch.layers.mlp import mlp_backward, mlp_matrices, mlp_modules, projected_bytes
 from llmlaunch.layers.modules import Module, ModuleStyle, container, expert_modules
+from llmlaunch.layers.work import Amounts
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 
 __all__ = ["Mixture"]
 
 FUSED_ROWS = 256.0  # of a tile of experts that are one kernel (moe_utils.py get_align_size_for_quantization)
+TILE_ROWS = 128.0  # of a tile of a grouped product
+# Elements that the biases of experts move for each of a routed token, forward and backward. The second bias is weighted
+# by the router and added expert by expert: a product is written, read with the output and written, the experts put
+# together; backward, the gradient times the weight and times the bias is written and summed, and put together
+# (megatron/core/transformer/moe/experts.py TEGroupedMLP._apply_bias, core 0.19).
+BIAS_ELEMENTS = (6.0, 8.0)
 MOE, ACTIVATION, SHARED = ("moe",), ("moe", "moe_act"), ("moe", "shared_experts")
 
 
@@ -95,6 +102,65 @@ class Mixture(Block):
         if style.leaf_mixtures:
             return [Module(tuple(size for module in inside for size in module.parameters), leaf=True)]
         return container(inside)
+
+    @property
+    def activation_gates(self) -> float:
+        """Gate and up, or up alone."""
+        return 2.0 if self.gated else 1.0
+
+    @property
+    def collective_pairs(self) -> float:
+        """Those of the shared expert: a mixture exchanges its tokens by itself."""
+        return 1.0 if self.shared_width else 0.0
+
+    @property
+    def token_elements(self) -> float:
+        """The weights that a token passes through: of experts with a capacity below one, those that take it."""
+        taken = 1.0 if self.capacity_factor is None else min(self.capacity_factor, 1.0)
+        experts = sum(matrix.elements * matrix.topk for matrix in self.products if matrix.of_experts)
+        return taken * experts + sum(matrix.elements for matrix in self.products if not matrix.of_experts)
+
+    def busiest_copies(self, c: LayerColumns) -> FloatColumn:
+        """Return the copies of tokens that the busiest device's experts work on, those of all expert-tensor ranks
+        together: every device's experts get, of all tokens of its expert group, as many copies as its own tokens are
+        routed to, the busiest device `expert_imbalance` times that."""
+        factor = c.facts.expert_imbalance
+        if self.capacity_factor is not None:
+            factor = min(factor, self.capacity_factor)
+        return (factor * self.topk) * c.share * c.expert_tensor
+
+    def experts_on_device(self, c: LayerColumns) -> FloatColumn:
+        """Return the experts of which a device has a part, or all."""
+        return self.experts / c.expert
+
+    def expert_rows(self, c: LayerColumns) -> FloatColumn:
+        """Return the rows of whole tiles that every expert's tokens fill."""
+        tiles = TILE_ROWS * self.experts_on_device(c)
+        return tiles * np.ceil(self.busiest_copies(c) / tiles)
+
+    def activation_columns(self, c: LayerColumns) -> Size:
+        """Return the elements between both matrices of experts and of the shared expert. Experts that one kernel
+        multiplies have their activation function, and its cast to a narrower format, at the end of that kernel."""
+        width = 0.0 if c.facts.experts_fused else self.width / c.expert_tensor
+        return width * self.busiest_copies(c) + self.shared_width * c.share
+
+    def memory_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """Tokens are permuted there and back, and after a plain exchange sorted by the device's experts and back."""
+        copies = self.busiest_copies(c)
+        passes: Size = 4.0
+        if c.techniques.token_dispatcher not in ("flex", "allgather"):
+            passes = np.where(self.experts > c.layouts.expert, 8.0, 4.0)
+        permuted = (c.facts.activation_bytes * self.outer) * passes * copies
+        if not self.bias or c.facts.experts_fused:
+            return (Amounts(permuted_bytes=permuted),) * 2
+        forward, backward = ((each * c.facts.activation_bytes * self.hidden) * copies for each in BIAS_ELEMENTS)
+        return Amounts(bytes=forward, permuted_bytes=permuted), Amounts(bytes=backward, permuted_bytes=permuted)
+
+    def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
+        """Return what experts take in and put out, and what the matrices of every token do."""
+        routed, activated = self.outer * self.busiest_copies(c), self.activation_columns(c)
+        stream = self.hidden * c.tokens if self.shared_width or self.latent is not None else 0.0
+        return stream + routed + activated, stream + routed + self.activation_gates * activated
 
     def balanced_tokens(self, c: LayerColumns) -> FloatColumn:
         """Return topk times the tokens of a device: what its experts see of equally shared ones."""

@@ -9,9 +9,10 @@ from itertools import chain
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.facts import ByPass, MemoryFacts
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.adapters import fused_adapted
-from llmlaunch.layers.block import AdapterGroup, Behind, Block, Saved, Tensors
+from llmlaunch.layers.block import MLP_SHARE, AdapterGroup, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part
 from llmlaunch.layers.modules import NO_PARAMETERS, Module, ModuleStyle, container, linear_modules
@@ -55,6 +56,23 @@ class Mlp(Block):
             "mlp_fc1_output": Saved(n * projected_bytes(c, self.gated) * width, ("mlp",)),
             "mlp_fc2_input": Saved(n * c.facts.linear_input_bytes * width, ("mlp",), read_by=("down_proj",)),
         }
+
+    @property
+    def activation_gates(self) -> float:
+        """Gate and up, or up alone."""
+        return 2.0 if self.gated else 1.0
+
+    def matrix_reads(self, c: LayerColumns) -> float:
+        """Return the pieces of the sequence, each of which reads the matrices and adds to their gradients by itself."""
+        return float(c.techniques.mlp_chunks)
+
+    def activation_columns(self, c: LayerColumns) -> Size:
+        """Return the elements between both matrices."""
+        return self.width * c.share
+
+    def kernels(self, facts: MemoryFacts) -> ByPass:
+        """Return the MLP's share of a layer's kernels."""
+        return MLP_SHARE * facts.kernels.launched[0], MLP_SHARE * facts.kernels.launched[1]
 
     def adapter_groups(self, c: LayerColumns) -> tuple[AdapterGroup, ...]:
         """Return both linear layers."""

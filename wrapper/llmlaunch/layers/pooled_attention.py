@@ -13,10 +13,12 @@ from functools import cached_property
 import numpy as np
 
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.attention import ATTENTION_BACKWARD, cast_around_attention
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.latent_attention import UP_PROJECTION
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
+from llmlaunch.layers.work import Amounts, ContextTraffic, causal_mean
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 
 __all__ = ["CHOSEN_FROM", "PooledAttention"]
@@ -24,6 +26,8 @@ __all__ = ["CHOSEN_FROM", "PooledAttention"]
 INDEX_BYTES = 4.0  # of the number of a key
 INDEX_TILE = 128.0  # numbers of keys come in whole tiles
 POOLING_BYTES = FP32_BYTES + 2.0 + 2.0  # softmax in fp32, its weights and what they weigh in 16 bits
+HEAD_PASSES = (4.0, 8.0)  # over all heads' queries, forward and backward: their norm, and the output turned back
+POOLING_PASSES = (20.0, 40.0)  # over the columns that are pooled, of which weights in fp32 count twice
 CHOSEN_FROM = 4  # the ratio of layers whose pooled keys are chosen from
 
 
@@ -100,6 +104,52 @@ class PooledAttention(Block):
         pooling = (self.ratio * self.halves * width + norm * width for width in widths)
         sizes = (norm * self.query_rank, norm * self.head_dim, self.heads, *pooling)
         return tuple(Vector(float(size)) for size in sizes)
+
+    def _pooled_keys(self, sequence_length: int) -> float:
+        """Return the pooled keys that a token attends to, averaged over tokens."""
+        pooled = sequence_length // self.ratio if self.ratio else 0
+        return causal_mean(self.index_topk if self.chooses else pooled, pooled) if pooled else 0.0
+
+    def attended_keys(self, sequence_length: int) -> float:
+        """Return the keys that a token attends to, averaged over tokens: the last ones, and pooled ones."""
+        return causal_mean(self.window, sequence_length) + self._pooled_keys(sequence_length)
+
+    def attended_elements(self, sequence_length: int) -> float:
+        """Return the elements of keys and values that a token's heads are multiplied with."""
+        return self.attended_keys(sequence_length) * 2.0 * self.query_width
+
+    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """Attention, and the choice of pooled keys: every one before a token is scored; the loss that teaches the
+        indexer multiplies queries and chosen keys once more, and makes the indexer's gradients at once."""
+        s, n = c.sequence_length, c.tokens
+        both = 2.0 * self.attended_elements(s)
+        choice = indexed = 0.0
+        if self.chooses:
+            keys = self._pooled_keys(s)
+            choice = 2.0 * keys * self.query_width
+            indexed = 2.0 * s / (2.0 * CHOSEN_FROM) * self.index_width + 4.0 * keys * self.index_width
+        forward = Amounts(attention=(both + choice) * n, wide=indexed * n if indexed else 0.0)
+        return forward, Amounts(attention=ATTENTION_BACKWARD * both * n)
+
+    def memory_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+        """Rotary positions of queries and keys, norms of all heads, the output's positions turned back, and what pools
+        keys."""
+        columns = float(self.halves * (self.head_dim + (self.index_head_dim if self.chooses else 0)))
+        e, turned = c.facts.activation_bytes, (self.query_width + self.head_dim) * c.share
+        forward, backward = (
+            Amounts(bytes=e * (rotary * turned + (heads * self.query_width + pooling * columns) * c.tokens))
+            for rotary, heads, pooling in zip(c.facts.kernels.rotary_elements, HEAD_PASSES, POOLING_PASSES, strict=True)
+        )
+        return forward, backward
+
+    def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
+        """Return what projections in a narrower format take in, and what they put out."""
+        return cast_around_attention(c, self.hidden, self.query_width, self.head_dim)
+
+    def context_traffic(self, c: LayerColumns) -> ContextTraffic | None:
+        """Return what ordinary attention with one head of keys sends."""
+        columns = 2.0 * (self.query_width + self.head_dim)
+        return ContextTraffic(columns, np.full(len(c), float(self.head_dim)), float(self.query_width))
 
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
         """Queries are kept before and after the norm of each head, and attention's output before and after its

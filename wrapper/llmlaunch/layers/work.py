@@ -1,0 +1,58 @@
+"""Work of a block on one device and for one micro-batch, whatever the device: what `timing` turns into seconds."""
+
+from __future__ import annotations
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.frozen import frozen
+from llmlaunch.layers.columns import LayerColumns, Size
+
+__all__ = ["NO_AMOUNTS", "Amounts", "ContextTraffic", "causal_mean", "recurrence"]
+
+
+RECURRENCE_BACKWARD = 3.0  # each product has two gradients, and is computed again for them
+
+
+@frozen
+class Amounts:
+    """Amounts of one pass, matrices of linear layers and collectives aside. Operations: of softmax attention
+    (`attention`), of other kernels that are as fast as its forward pass (`recurrence`), and of products in the compute
+    format (`wide`) and in that of linear layers (`linear`). `tail` are the elements of keys and values that the last
+    block of queries to finish is multiplied with, which is waited for. `bytes` move through memory element by element,
+    and `permuted_bytes` row by row."""
+
+    attention: Size = 0.0
+    recurrence: Size = 0.0
+    wide: Size = 0.0
+    linear: Size = 0.0
+    tail: Size = 0.0
+    bytes: Size = 0.0
+    permuted_bytes: Size = 0.0
+
+
+NO_AMOUNTS = Amounts(), Amounts()
+
+
+@frozen
+class ContextTraffic:
+    """Columns that a token sends over context parallelism. Where heads are exchanged for sequence, `exchanged` of all
+    tensor ranks together; around a ring, keys of `ring` columns on a device, and as many of values. Partial results of
+    `corrected` columns are put together. A block without `ring` exchanges heads in every framework."""
+
+    exchanged: float
+    ring: FloatColumn | None = None
+    corrected: float = 0.0
+
+
+def causal_mean(most: int, sequence_length: int) -> float:
+    """Return the mean over tokens of how many tokens up to itself each sees, of which the last `most` count: in a
+    sequence of s that is most - most^2 / 2s (Beltagy et al. 2020, section 3.1: a window's cost is linear in the
+    sequence)."""
+    seen = float(min(most, sequence_length))
+    return seen - seen * seen / (2.0 * sequence_length)
+
+
+def recurrence(c: LayerColumns, operations: float, elements: float) -> tuple[Amounts, Amounts]:
+    """Return the work of a recurrence of which a token takes so many operations forward, and moves so many elements."""
+    forward, moved = operations * c.share, (c.facts.activation_bytes * elements) * c.share
+    backward = Amounts(recurrence=RECURRENCE_BACKWARD * forward, bytes=RECURRENCE_BACKWARD * moved)
+    return Amounts(recurrence=forward, bytes=moved), backward
