@@ -37,7 +37,7 @@ def main() -> None:
     splits = some_splits()
     costs = stage_seconds(job, recipe.cluster, splits)
     most = capacities(job, splits, limit)
-    inputs = costs.dense_layer, costs.first, costs.last, splits.pipeline, layers, most
+    inputs = costs.layers[0], costs.first, costs.last, splits.pipeline, layers, most
     table, feasible = balance_alike(*inputs)
     ranks = int(splits.pipeline.sum())
     timed(f"capacities of {ranks:,} ranks", len(splits), rounds, lambda: capacities(job, splits, limit))
@@ -47,7 +47,7 @@ def main() -> None:
 
     def one_by_one() -> list[tuple[int, ...] | None]:
         return [
-            balance_kinds([costs.dense_layer[r]] * layers, costs.first[r], costs.last[r], int(splits.pipeline[r]), held)
+            balance_kinds([costs.layers[0][r]] * layers, costs.first[r], costs.last[r], int(splits.pipeline[r]), held)
             for r, held in zip(rows, fits, strict=True)
         ]
 
@@ -91,7 +91,7 @@ def won(setting: Setting) -> None:
     for pipeline in PIPELINES:
         one = LayoutColumns.of([Layout(8, pipeline, data=8, sequence_parallel=1)])
         costs = stage_seconds(job, setting.recipe.cluster, one)
-        layer = costs.dense_layer + costs.mixture_layer
+        layer = costs.layers[0]
         free = np.full((1, pipeline), layers)
         table, _ = balance_alike(layer, costs.first, costs.last, one.pipeline, layers, free)
         beside = np.zeros(pipeline)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmlaunch.frameworks.megatron.backend import MegatronLM
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
@@ -209,7 +210,7 @@ def test_alike_layers(layers: int, layout: Layout, share: float, correction: Cor
     job = replace(SMALL_JOB, shape=replace(SMALL_JOB.shape, num_layers=layers), correction=correction)
     limit, columns = limit_of(job, layout, share), LayoutColumns.of([layout])
     costs, most = stage_seconds(job, SMALL.cluster, columns), capacities(job, columns, limit)
-    table, feasible = balance_alike(costs.dense_layer, costs.first, costs.last, columns.pipeline, layers, most)
+    table, feasible = balance_alike(costs.layers[0], costs.first, costs.last, columns.pipeline, layers, most)
     assert_best(job, layout, tuple(table[0].tolist()) if feasible[0] else None, limit)
 
 
@@ -224,7 +225,7 @@ def test_dense_layers_and_mixtures(pattern: tuple[int, ...], share: float, corre
     layout = Layout(1, 3, data=8, expert=8, zero_stage=1)
     limit, columns = limit_of(job, layout, share), LayoutColumns.of([layout])
     costs = stage_seconds(job, SMALL.cluster, columns)
-    each = [float((costs.mixture_layer if flag else costs.dense_layer)[0]) for flag in pattern]
+    each = [float(costs.layers[kind][0]) for kind in model_of(shape).order]
     split = balance_kinds(each, float(costs.first[0]), float(costs.last[0]), 3, fitting(job, columns, limit))
     assert_best(job, layout, split, limit)
 

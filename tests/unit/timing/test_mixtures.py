@@ -23,10 +23,12 @@ from llmlaunch.calibration.records import machine_of
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.layers.mixture import Mixture
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.models.presets import load_preset
-from llmlaunch.models.shape import MoeShape, Router
+from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import FULL_ITERATION, GraphScope, PagedStash
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import beside_another_microbatch, distinct_parts, expert_exchange
@@ -49,14 +51,21 @@ def with_techniques(of: Job, **techniques: Any) -> Job:
 
 
 def exchanged(layout: Layout, of: Job, cluster: Cluster) -> float:
-    return float(expert_exchange(of, cluster, split_of(of, LayoutColumns.of([layout]))).forward[0])
+    return float(
+        expert_exchange(of, cluster, split_of(of, LayoutColumns.of([layout])), mixture_of(of.shape)).forward[0]
+    )
 
 
-def reached(moe: MoeShape, parts: int) -> float:
+def mixture_of(shape: ModelShape) -> Mixture:
+    mixture = model_of(shape).mixture
+    assert mixture is not None
+    return mixture
+
+
+def reached(moe: Mixture, parts: int) -> float:
     """Return the mean of how many parts hold a token's experts, over all choices a router can make."""
-    router, each = moe.router, moe.num_experts // parts
-    groups, chosen = router.groups or 1, router.group_topk or 1
-    width = moe.num_experts // groups
+    each, groups, chosen = moe.experts // parts, moe.groups or 1, moe.group_topk or 1
+    width = moe.experts // groups
     counts = []
     for picked in combinations(range(groups), chosen):
         experts = [group * width + place for group in picked for place in range(width)]
@@ -65,18 +74,18 @@ def reached(moe: MoeShape, parts: int) -> float:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("router", [Router(), Router(groups=4, group_topk=2)])
-def test_a_token_reaches_as_many_devices_as_over_all_choices_of_its_experts(router: Router, parts: int) -> None:
-    moe = MoeShape(16, 3, 64, router=router)
+@pytest.mark.parametrize("groups", [None, 4])
+def test_a_token_reaches_as_many_devices_as_over_all_choices_of_its_experts(groups: int | None, parts: int) -> None:
+    moe = Mixture(64, 16, 3, 64, groups=groups, group_topk=None if groups is None else 2)
     assert distinct_parts(moe, np.array([float(parts)]))[0] == pytest.approx(reached(moe, parts), rel=1e-12)
 
 
 def test_a_router_that_chooses_groups_first_reaches_fewer_nodes() -> None:
-    assert DEEPSEEK.moe is not None
-    free = replace(DEEPSEEK.moe, router=replace(DEEPSEEK.moe.router, groups=None, group_topk=None))
+    mixture = mixture_of(DEEPSEEK)
+    free = replace(mixture, groups=None, group_topk=None)
     nodes = np.array([2.0, 4.0, 8.0])
-    assert np.all(distinct_parts(DEEPSEEK.moe, nodes) < distinct_parts(free, nodes))
-    assert distinct_parts(DEEPSEEK.moe, np.array([8.0]))[0] <= 4  # groups a token may choose
+    assert np.all(distinct_parts(mixture, nodes) < distinct_parts(free, nodes))
+    assert distinct_parts(mixture, np.array([8.0]))[0] <= 4  # groups a token may choose
 
 
 @given(
@@ -360,6 +369,6 @@ def test_what_the_devices_pages_cannot_take_crosses_the_link_to_the_host() -> No
     for stash, share in ((PagedStash(), 0.0), (PagedStash(64, 0.7, 1.0), 0.4), (PagedStash(64, 0.7, 0.3), 0.3)):
         of = with_techniques(NARROW, **ROWS, paged_stash=stash)
         assert moves_activations(of, layouts) is (share > 0)
-        seconds = moving_seconds(of, B200, layouts, np.zeros(1), np.full(1, 3.0))[0]
+        seconds = moving_seconds(of, B200, layouts, [np.full(1, 3.0)])[0]
         waiting = 3 * share * 8 * 8192 * (ROW_BYTES + 4)
         assert seconds == pytest.approx(waiting / host_link_bytes_per_second(B200))

@@ -10,6 +10,7 @@ import pytest
 from timed_jobs import BASE, H100, LLAMA, MIXTRAL, WORK, alternating, job, time_of
 
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.exchange import tensor_passes
@@ -23,26 +24,25 @@ def test_a_step_is_its_stages() -> None:
     """1F1B: every stage once, and the slowest for each further micro-batch."""
     seconds = stage_seconds(job(), H100, LayoutColumns.of([BASE]))
     microbatches = BASE.num_microbatches(WORK.global_batch_size)
-    stages = [16 * seconds.dense_layer[0] + seconds.first[0], 16 * seconds.dense_layer[0] + seconds.last[0]]
+    stages = [16 * seconds.layers[0][0] + end[0] for end in (seconds.first, seconds.last)]
     expected = sum(stages) + (microbatches - 1) * max(stages)
     apart = ("pipeline_transfer", "stragglers", "data_parallel", "optimizer")
     terms = time_of(BASE).terms
     assert sum(float(terms[name][0]) for name in terms if name not in apart) == pytest.approx(expected)
 
 
-def test_a_model_without_a_kind_of_layer_spends_nothing_on_it() -> None:
+def test_each_kind_of_layer_takes_its_own_seconds() -> None:
     columns = LayoutColumns.of([BASE])
-    dense, mixture = (stage_seconds(job(shape), H100, columns) for shape in (LLAMA, MIXTRAL))
-    assert dense.mixture_layer == 0 < dense.dense_layer
-    assert mixture.dense_layer == 0 < mixture.mixture_layer
-    both = stage_seconds(job(alternating()), H100, columns)
-    assert both.dense_layer == pytest.approx(dense.dense_layer)
-    assert both.mixture_layer > 0
+    (dense,), (mixture,) = (stage_seconds(job(shape), H100, columns).layers for shape in (LLAMA, MIXTRAL))
+    assert 0 < dense < mixture
+    first, second = stage_seconds(job(alternating()), H100, columns).layers
+    assert first == dense
+    assert second > 0
 
 
 def test_the_head_is_worth_more_than_the_embedding() -> None:
     seconds = stage_seconds(job(), H100, LayoutColumns.of([BASE]))
-    assert np.all(seconds.last > seconds.dense_layer)
+    assert np.all(seconds.last > seconds.layers[0])
     assert np.all(seconds.first < 0.2 * seconds.last)
 
 
@@ -53,7 +53,7 @@ DEEPSPEED = Job(ON_DEEPSPEED.model, ON_DEEPSPEED.workload, DeepSpeed().facts(ON_
 def test_autotp_reduces_seven_times_a_layer() -> None:
     """Forward after attention and MLP; backward for queries, keys, values, gate and up. Each is two passes."""
     at = split_of(DEEPSPEED, LayoutColumns.of([Layout(tensor=2, data=8)]))
-    passes = tensor_passes(DEEPSPEED, at, np.ones(1), mixture=False)
+    passes = tensor_passes(DEEPSPEED, at, np.ones(1), model_of(DEEPSPEED.shape).kinds[0])
     assert (passes.waited, passes.beside) == (2 * 7.0, 0.0)
 
 

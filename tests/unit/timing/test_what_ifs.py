@@ -78,8 +78,7 @@ def test_two_versions_take_the_longer_of_computation_and_gradients() -> None:
 
 
 def test_weight_gradients_in_the_bubble_take_twice_their_seconds_out_of_it() -> None:
-    layer = pieces(few(), H100, split_of(few(), LayoutColumns.of([DEEP]))).dense
-    assert layer is not None
+    layer = pieces(few(), H100, split_of(few(), LayoutColumns.of([DEEP]))).layers[0]
     weights = float((layer.linears.backward - layer.linears.forward)[0])
     spared = term("pipeline_bubble", DEEP, few()) - term("pipeline_bubble", DEEP, few(Techniques(zero_bubble=True)))
     assert spared == pytest.approx(2 * (LLAMA.num_layers - LLAMA.num_layers // 8) * weights)
@@ -111,9 +110,7 @@ def test_frozen_layers_run_forward_alone() -> None:
     layout = Layout(2, data=16, sequence_parallel=1, zero_stage=1)
     half, every = (job(techniques=Techniques(trained_layers=n)) for n in (16, 32))
     parts = pieces(half, H100, split_of(half, LayoutColumns.of([layout])))
-    below, whole = parts.frozen[0], parts.dense
-    assert below is not None
-    assert whole is not None
+    below, whole = parts.frozen[0], parts.layers[0]
     assert float(sum(below.kinds.values())[0]) == pytest.approx(float(below.seconds[0]))  # type: ignore[index]
     microbatches = time_of(layout, half).passes.microbatches[0]
     spared = 16 * microbatches * float((whole.seconds - below.seconds)[0])

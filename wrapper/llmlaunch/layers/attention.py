@@ -13,7 +13,7 @@ from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, st
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
-from llmlaunch.layers.work import Amounts, ContextTraffic, causal_mean
+from llmlaunch.layers.work import Amounts, BlockWork, ContextTraffic, causal_mean
 
 __all__ = ["ATTENTION_BACKWARD", "Attention", "SoftmaxAttention", "Window", "cast_around_attention"]
 
@@ -90,7 +90,7 @@ class SoftmaxAttention(Block):
         """Return the elements of keys and values that a token's heads are multiplied with."""
         return self.attended_keys(sequence_length) * self.heads * sum(self.head_widths())
 
-    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+    def sequence_work(self, c: LayerColumns) -> BlockWork:
         """softmax(QK)V over a device's queries and their keys, flash attention (Dao 2023, section 3): two products
         forward, five backward; half of the square, or less of it in layers with a window, whose other blocks the
         kernels leave out, unless the window is a mask. A block of queries that sees the whole sequence is started last
@@ -101,25 +101,24 @@ class SoftmaxAttention(Block):
         s, window = c.sequence_length, None if c.facts.windows_masked else self.window
         keys, seen = (s / 2.0, s) if window is None else (self.attended_keys(s), min(window.tokens, s))
         columns = sum(self.head_widths())
-        multiplied = (2.0 * keys * self.heads * columns) * c.share
-        tail = seen * columns * (1.0 + 1.0 / c.layouts.context)
-        forward = Amounts(attention=multiplied, tail=tail)
-        return forward, Amounts(attention=ATTENTION_BACKWARD * multiplied, tail=ATTENTION_BACKWARD * tail)
+        multiplied, tail = 2.0 * keys * self.heads * columns, (seen * columns) * (1.0 + 1.0 / c.layouts.context)
+        backward = Amounts(c.share, attention=ATTENTION_BACKWARD * multiplied, tail=ATTENTION_BACKWARD * tail)
+        return Amounts(c.share, attention=multiplied, tail=tail), backward
 
-    def _unfused_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+    def _unfused_work(self, c: LayerColumns) -> BlockWork:
         """Scores in memory: the whole square, as plain products, and softmax and dropout pass by pass (Korthikanti et
         al. 2022, section 4: 5 bytes of every score are kept; written once and read twice or more)."""
         s = float(c.sequence_length)
-        products = (2.0 * s * self.heads * sum(self.head_widths())) * c.share
+        products = 2.0 * s * self.heads * sum(self.head_widths())
         passes = 6.0 + (2.5 if self.dropout else 0.0)  # elements of two bytes read or written, forward
-        through = (passes * 2.0 * self.heads * s) * c.share
-        return Amounts(wide=products, bytes=through), Amounts(wide=2.0 * products, bytes=through)
+        through = passes * 2.0 * self.heads * s
+        return Amounts(c.share, wide=products, bytes=through), Amounts(c.share, wide=2.0 * products, bytes=through)
 
-    def memory_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+    def memory_work(self, c: LayerColumns) -> BlockWork:
         """Rotary positions of queries and keys, as the framework's kernels turn them."""
-        turned = (c.facts.activation_bytes * (self.query_width + self.key_value_width)) * c.share
-        forward, backward = c.facts.kernels.rotary_elements
-        return Amounts(bytes=forward * turned), Amounts(bytes=backward * turned)
+        turned = c.facts.activation_bytes * (self.query_width + self.key_value_width)
+        forward, backward = (Amounts(c.share, bytes=each * turned) for each in c.facts.kernels.rotary_elements)
+        return forward, backward
 
     def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
         """Return what both projections take in, and what they put out."""

@@ -15,7 +15,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle
-from llmlaunch.layers.work import NO_AMOUNTS, Amounts, ContextTraffic
+from llmlaunch.layers.work import BlockWork, ContextTraffic
 
 __all__ = [
     "FP32_BYTES",
@@ -182,13 +182,13 @@ class Block:
         """Return the elements of keys and values that a token's heads are multiplied with."""
         return 0.0
 
-    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
-        """Return the work, forward and backward, of attention or a recurrence."""
-        return NO_AMOUNTS
+    def sequence_work(self, c: LayerColumns) -> BlockWork | None:
+        """Return the work of attention or a recurrence; None without any."""
+        return None
 
-    def memory_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
-        """Return the element-wise work, forward and backward; norms, residual sums and the activation aside."""
-        return NO_AMOUNTS
+    def memory_work(self, c: LayerColumns) -> BlockWork | None:
+        """Return the element-wise work, that of norms, residual sums and the activation aside; None without any."""
+        return None
 
     def activation_columns(self, c: LayerColumns) -> Size:
         """Return the elements that the activation function puts out."""

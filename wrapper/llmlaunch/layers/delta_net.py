@@ -9,7 +9,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
-from llmlaunch.layers.work import Amounts, ContextTraffic, recurrence
+from llmlaunch.layers.work import BlockWork, ContextTraffic, recurrence
 
 __all__ = ["DELTA_CHUNK", "DeltaNet"]
 
@@ -71,7 +71,7 @@ class DeltaNet(Block):
         num_floating_point_operations, core 0.19)."""
         return 2.0 * (4.0 * self.value_heads * self.value_head_dim**2 + self.conv_kernel * self.convolved_width)
 
-    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+    def sequence_work(self, c: LayerColumns) -> BlockWork:
         """Convolution, recurrence in chunks and gated norm, counted from the kernels of flash-linear-attention 0.4
         (fla/ops/gated_delta_rule, ops/common/chunk_delta_h.py and chunk_o.py) and from megatron/core/ssm, core 0.19. No
         measured run stands behind it yet.

@@ -13,7 +13,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, stream_bytes
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
-from llmlaunch.layers.work import Amounts, ContextTraffic, recurrence
+from llmlaunch.layers.work import BlockWork, ContextTraffic, recurrence
 from llmlaunch.models.mamba import CONV_KERNEL
 
 __all__ = ["MAMBA_CHUNK", "Mamba2"]
@@ -76,7 +76,7 @@ class Mamba2(Block):
         num_floating_point_operations, core 0.19)."""
         return 7.0 * self.inner_width * self.state_size + 2.0 * CONV_KERNEL * self.convolved_width
 
-    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+    def sequence_work(self, c: LayerColumns) -> BlockWork:
         """Convolution, scan in chunks and gated norm, counted from the kernels of mamba-ssm 2.3
         (mamba_ssm/ops/triton/ssd_*.py) and from megatron/core/ssm, core 0.19. No measured run stands behind it yet.
 

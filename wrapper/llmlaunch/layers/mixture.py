@@ -14,7 +14,7 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part
 from llmlaunch.layers.mlp import mlp_backward, mlp_matrices, mlp_modules, projected_bytes
 from llmlaunch.layers.modules import Module, ModuleStyle, container, expert_modules
-from llmlaunch.layers.work import Amounts
+from llmlaunch.layers.work import Amounts, BlockWork
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 
 __all__ = ["Mixture"]
@@ -33,7 +33,8 @@ MOE, ACTIVATION, SHARED = ("moe",), ("moe", "moe_act"), ("moe", "shared_experts"
 class Mixture(Block):
     """Experts of `width` columns, of which a token goes to `topk`; tokens are projected to `latent` columns before,
     where that is not None. `all_scored`: scores of all experts are kept; `weighted_inputs`: they weigh what experts
-    take in. `squared` and `clamped` name activation functions."""
+    take in. `squared` and `clamped` name activation functions. The router chooses `group_topk` of the `groups` in which
+    experts stand before it chooses experts; None: there is one group."""
 
     hidden: int
     experts: int
@@ -49,6 +50,8 @@ class Mixture(Block):
     all_scored: bool = False
     weighted_inputs: bool = False
     capacity_factor: float | None = None
+    groups: int | None = None
+    group_topk: int | None = None
     role = "mlp"
     norm_freed_by = ("layernorm",)
     norm_moved_by = ("mlp_norm",)
@@ -144,17 +147,18 @@ class Mixture(Block):
         width = 0.0 if c.facts.experts_fused else self.width / c.expert_tensor
         return width * self.busiest_copies(c) + self.shared_width * c.share
 
-    def memory_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+    def memory_work(self, c: LayerColumns) -> BlockWork:
         """Tokens are permuted there and back, and after a plain exchange sorted by the device's experts and back."""
         copies = self.busiest_copies(c)
         passes: Size = 4.0
         if c.techniques.token_dispatcher not in ("flex", "allgather"):
             passes = np.where(self.experts > c.layouts.expert, 8.0, 4.0)
-        permuted = (c.facts.activation_bytes * self.outer) * passes * copies
-        if not self.bias or c.facts.experts_fused:
-            return (Amounts(permuted_bytes=permuted),) * 2
-        forward, backward = ((each * c.facts.activation_bytes * self.hidden) * copies for each in BIAS_ELEMENTS)
-        return Amounts(bytes=forward, permuted_bytes=permuted), Amounts(bytes=backward, permuted_bytes=permuted)
+        e, biases = c.facts.activation_bytes, float(self.bias and not c.facts.experts_fused)
+        permuted = (e * self.outer) * passes
+        forward, backward = (
+            Amounts(copies, bytes=each * biases * e * self.hidden, permuted_bytes=permuted) for each in BIAS_ELEMENTS
+        )
+        return forward, backward
 
     def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
         """Return what experts take in and put out, and what the matrices of every token do."""

@@ -91,6 +91,11 @@ class Model:
         return tuple((kind,) for kind in range(len(self.kinds)))
 
     @cached_property
+    def mixture(self) -> Mixture | None:
+        """The mixture of experts, which is alike in all layers that have one; None without any."""
+        return next((block for layer in self.kinds for block in layer.blocks_of(Mixture)), None)
+
+    @cached_property
     def decoder_kinds(self) -> tuple[int, ...]:
         """The kinds that decoder layers are of, in order."""
         return tuple(sorted((*self.classes[0], *self.classes[1])))
@@ -299,4 +304,6 @@ def _mixture(shape: ModelShape) -> Mixture:
         all_scored=router.score_function != "softmax" or not router.normalize_topk,
         weighted_inputs=router.weighted_inputs,
         capacity_factor=moe.capacity_factor,
+        groups=router.groups,
+        group_topk=router.group_topk,
     )

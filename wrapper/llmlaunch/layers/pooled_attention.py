@@ -18,7 +18,7 @@ from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.latent_attention import UP_PROJECTION
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
-from llmlaunch.layers.work import Amounts, ContextTraffic, causal_mean
+from llmlaunch.layers.work import Amounts, BlockWork, ContextTraffic, causal_mean
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 
 __all__ = ["CHOSEN_FROM", "PooledAttention"]
@@ -105,6 +105,11 @@ class PooledAttention(Block):
         sizes = (norm * self.query_rank, norm * self.head_dim, self.heads, *pooling)
         return tuple(Vector(float(size)) for size in sizes)
 
+    @cached_property
+    def products(self) -> tuple[Matrix, ...]:
+        """All matrices, those in the compute format, too."""
+        return self.matrices
+
     def _pooled_keys(self, sequence_length: int) -> float:
         """Return the pooled keys that a token attends to, averaged over tokens."""
         pooled = sequence_length // self.ratio if self.ratio else 0
@@ -118,26 +123,26 @@ class PooledAttention(Block):
         """Return the elements of keys and values that a token's heads are multiplied with."""
         return self.attended_keys(sequence_length) * 2.0 * self.query_width
 
-    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+    def sequence_work(self, c: LayerColumns) -> BlockWork:
         """Attention, and the choice of pooled keys: every one before a token is scored; the loss that teaches the
         indexer multiplies queries and chosen keys once more, and makes the indexer's gradients at once."""
-        s, n = c.sequence_length, c.tokens
+        s = c.sequence_length
         both = 2.0 * self.attended_elements(s)
         choice = indexed = 0.0
         if self.chooses:
             keys = self._pooled_keys(s)
             choice = 2.0 * keys * self.query_width
             indexed = 2.0 * s / (2.0 * CHOSEN_FROM) * self.index_width + 4.0 * keys * self.index_width
-        forward = Amounts(attention=(both + choice) * n, wide=indexed * n if indexed else 0.0)
-        return forward, Amounts(attention=ATTENTION_BACKWARD * both * n)
+        forward = Amounts(c.tokens, attention=both + choice, wide=indexed)
+        return forward, Amounts(c.tokens, attention=ATTENTION_BACKWARD * both)
 
-    def memory_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+    def memory_work(self, c: LayerColumns) -> BlockWork:
         """Rotary positions of queries and keys, norms of all heads, the output's positions turned back, and what pools
         keys."""
         columns = float(self.halves * (self.head_dim + (self.index_head_dim if self.chooses else 0)))
-        e, turned = c.facts.activation_bytes, (self.query_width + self.head_dim) * c.share
+        e, turned = c.facts.activation_bytes, (self.query_width + self.head_dim) * c.per_tensor
         forward, backward = (
-            Amounts(bytes=e * (rotary * turned + (heads * self.query_width + pooling * columns) * c.tokens))
+            Amounts(c.tokens, bytes=e * (rotary * turned + heads * self.query_width + pooling * columns))
             for rotary, heads, pooling in zip(c.facts.kernels.rotary_elements, HEAD_PASSES, POOLING_PASSES, strict=True)
         )
         return forward, backward

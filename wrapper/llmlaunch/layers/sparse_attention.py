@@ -13,7 +13,7 @@ from llmlaunch.layers.block import FP32_BYTES, Behind, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.latent_attention import UP_PROJECTION, LatentAttention
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
-from llmlaunch.layers.work import Amounts, causal_mean
+from llmlaunch.layers.work import Amounts, BlockWork, causal_mean
 
 __all__ = ["KERNEL_HEADS", "SparseAttention"]
 
@@ -71,7 +71,7 @@ class SparseAttention(LatentAttention):
         """Return the keys that a token attends to, averaged over tokens: of those behind the first `topk`, `topk`."""
         return causal_mean(self.topk, sequence_length)
 
-    def sequence_work(self, c: LayerColumns) -> tuple[Amounts, Amounts]:
+    def sequence_work(self, c: LayerColumns) -> BlockWork:
         """Attention to chosen keys, heads as wide as the latent, and the choice of them (megatron/core/transformer/
         experimental_attention_variant/dsa_cudnn_kernels.py, core 0.19): the indexer, whole on every tensor rank,
         projects and scores every key before a token; the loss that teaches it multiplies queries and chosen keys once
@@ -79,14 +79,14 @@ class SparseAttention(LatentAttention):
         README: 640 against 660 teraflops on H800)."""
         if c.facts.attention_scores_saved:
             return super().sequence_work(c)
-        n, s, keys = c.tokens, float(c.sequence_length), self.attended_keys(c.sequence_length)
+        s, keys = float(c.sequence_length), self.attended_keys(c.sequence_length)
         wide, heads = self.key_value_rank + self.positions, self.kernel_heads(c)
         both, target = 2.0 * keys * (wide + self.key_value_rank) * heads, 2.0 * keys * wide * heads
         width = self.index_width
-        projected = 2.0 * (self.latent * width + self.hidden * (self.index_head_dim + self.index_heads)) * n
-        indexed = (s * width + 4.0 * keys * width) * n
-        forward = Amounts(attention=(both + target) * n, linear=projected, wide=indexed)
-        return forward, Amounts(attention=ATTENTION_BACKWARD * both * n, linear=projected)
+        projected = 2.0 * (self.latent * width + self.hidden * (self.index_head_dim + self.index_heads))
+        indexed = s * width + 4.0 * keys * width
+        forward = Amounts(c.tokens, attention=both + target, linear=projected, wide=indexed)
+        return forward, Amounts(c.tokens, attention=ATTENTION_BACKWARD * both, linear=projected)
 
     def kernel_heads(self, c: LayerColumns) -> FloatColumn:
         """Return the heads that the kernel of sparse attention works on (FlashMLA's sparse prefill;

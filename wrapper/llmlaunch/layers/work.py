@@ -6,7 +6,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import LayerColumns, Size
 
-__all__ = ["NO_AMOUNTS", "Amounts", "ContextTraffic", "causal_mean", "recurrence"]
+__all__ = ["Amounts", "BlockWork", "ContextTraffic", "causal_mean", "recurrence"]
 
 
 RECURRENCE_BACKWARD = 3.0  # each product has two gradients, and is computed again for them
@@ -14,22 +14,23 @@ RECURRENCE_BACKWARD = 3.0  # each product has two gradients, and is computed aga
 
 @frozen
 class Amounts:
-    """Amounts of one pass, matrices of linear layers and collectives aside. Operations: of softmax attention
-    (`attention`), of other kernels that are as fast as its forward pass (`recurrence`), and of products in the compute
-    format (`wide`) and in that of linear layers (`linear`). `tail` are the elements of keys and values that the last
-    block of queries to finish is multiplied with, which is waited for. `bytes` move through memory element by element,
-    and `permuted_bytes` row by row."""
+    """Amounts of one pass for each of so many `rows`, matrices of linear layers and collectives aside. Operations: of
+    softmax attention (`attention`), of other kernels that are as fast as its forward pass (`recurrence`), and of
+    products in the compute format (`wide`) and in that of linear layers (`linear`). `bytes` move through memory element
+    by element, and `permuted_bytes` row by row. Beside the rows, `tail` are the elements of keys and values that the
+    last block of queries to finish is multiplied with, which is waited for."""
 
+    rows: FloatColumn
     attention: Size = 0.0
     recurrence: Size = 0.0
     wide: Size = 0.0
     linear: Size = 0.0
-    tail: Size = 0.0
     bytes: Size = 0.0
     permuted_bytes: Size = 0.0
+    tail: FloatColumn | None = None
 
 
-NO_AMOUNTS = Amounts(), Amounts()
+BlockWork = tuple[Amounts, Amounts]  # forward and backward
 
 
 @frozen
@@ -51,8 +52,8 @@ def causal_mean(most: int, sequence_length: int) -> float:
     return seen - seen * seen / (2.0 * sequence_length)
 
 
-def recurrence(c: LayerColumns, operations: float, elements: float) -> tuple[Amounts, Amounts]:
+def recurrence(c: LayerColumns, operations: float, elements: float) -> BlockWork:
     """Return the work of a recurrence of which a token takes so many operations forward, and moves so many elements."""
-    forward, moved = operations * c.share, (c.facts.activation_bytes * elements) * c.share
-    backward = Amounts(recurrence=RECURRENCE_BACKWARD * forward, bytes=RECURRENCE_BACKWARD * moved)
-    return Amounts(recurrence=forward, bytes=moved), backward
+    moved, again = c.facts.activation_bytes * elements, RECURRENCE_BACKWARD
+    backward = Amounts(c.share, recurrence=again * operations, bytes=again * moved)
+    return Amounts(c.share, recurrence=operations, bytes=moved), backward

@@ -11,6 +11,7 @@ import numpy as np
 from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.facts import MemoryFacts
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters, trained_parameters
@@ -97,10 +98,12 @@ def _exchanged(job: Job, cluster: Cluster, layout: Layout, microbatches: int) ->
     and backward, as far as they leave it."""
     devices = layout.expert * layout.expert_tensor
     away = devices - min(devices, cluster.devices_per_node)
-    if job.shape.moe is None or not away:
+    model = model_of(job.shape)
+    if model.mixture is None or not away:
         return 0.0
-    mixtures = sum(job.shape.moe.layer_pattern) / layout.pipeline
-    leaving = float(bytes_leaving_domain(job, cluster, split_of(job, LayoutColumns.of([layout])))[0])
+    mixtures = sum(model.counts[kind] for kind in model.classes[1]) / layout.pipeline
+    at = split_of(job, LayoutColumns.of([layout]))
+    leaving = float(bytes_leaving_domain(job, cluster, at, model.mixture)[0])
     return 4.0 * mixtures * microbatches * leaving * layout.expert_tensor / away
 
 

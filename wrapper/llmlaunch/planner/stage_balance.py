@@ -24,17 +24,23 @@ SAME = 1e-9  # seconds that differ by less are equal: sums of floats do not come
 
 @frozen
 class Costs:
-    """Seconds of one micro-batch, forward and backward: of a layer of each kind, of what the first and the last stage
-    with layers do beside their layers, and of the loss where it has a stage without layers (`loss`, else 0)."""
+    """Seconds of one micro-batch, forward and backward: of a layer that is no mixture and of a mixture, each in the
+    mean of the model's layers where these are of several kinds (`kinds`, of a layer of each); of what the first and the
+    last stage with layers do beside their layers, and of the loss where it has a stage without layers (`loss`, else
+    0)."""
 
     dense: FloatColumn
     mixture: FloatColumn
     first: FloatColumn
     last: FloatColumn
     loss: FloatColumn
+    kinds: tuple[FloatColumn, ...] = ()
 
     def take(self, index: IntColumn) -> Costs:
-        return Costs(*(column[index] for column in (self.dense, self.mixture, self.first, self.last, self.loss)))
+        dense, mixture, first, last, loss = (
+            column[index] for column in (self.dense, self.mixture, self.first, self.last, self.loss)
+        )
+        return Costs(dense, mixture, first, last, loss, tuple(column[index] for column in self.kinds))
 
 
 def balance_alike(

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job, layer_kinds
+from llmlaunch.memory.job import Job, layer_kinds, least
 from llmlaunch.planner.leading_layers import (
     balance_leading,
     leading_dense_layers,
@@ -46,7 +47,17 @@ def costs_of(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Costs:
     seconds = stage_seconds(job, cluster, layouts)
     heads, none = heads_seconds(job, seconds), np.zeros(len(layouts))
     ends = (heads, seconds.last) if job.techniques.heads_before_loss else (seconds.last + heads, none)
-    return Costs(seconds.dense_layer, seconds.mixture_layer, seconds.first, *ends)
+    model = model_of(job.shape)
+    dense, mixture = (_mean(model, kinds, seconds.layers) if kinds else none for kinds in model.classes)
+    return Costs(dense, mixture, seconds.first, *ends, kinds=seconds.layers)
+
+
+def _mean(model: Model, kinds: Sequence[int], seconds: Sequence[FloatColumn]) -> FloatColumn:
+    """Return the seconds of some kinds of layers in the mean of the model's layers of these."""
+    if len(kinds) == 1:
+        return seconds[kinds[0]]
+    layers = sum(model.counts[kind] for kind in kinds)
+    return reduce(np.add, (model.counts[kind] / layers * seconds[kind] for kind in kinds))
 
 
 def balanced(job: Job, layouts: LayoutColumns, costs: Costs) -> LayoutColumns:
@@ -95,7 +106,8 @@ def most_layers(job: Job, layouts: LayoutColumns, costs: Costs, step_seconds: Fl
         whole = whole + costs.first + costs.last + costs.loss
         once = np.divide(step_seconds - whole, m - 1.0, out=np.full(len(m), np.inf), where=m > 1.0)
         slowest = np.minimum(slowest, once)
-    layers = np.floor(slowest * (1.0 + SAME) / (costs.mixture if frequent_kind(kinds) else costs.dense))
+    fastest = least(costs.kinds, model_of(job.shape).classes[frequent_kind(kinds)])
+    layers = np.floor(slowest * (1.0 + SAME) / fastest)
     return np.clip(layers, 0, len(kinds)).astype(np.int64)
 
 
@@ -140,7 +152,7 @@ def _splits(job: Job, table: IntColumn) -> list[Split]:
 
 def _of_any_kinds(job: Job, layout: LayoutColumns, costs: Costs, row: int, limit_bytes: float | None) -> Split:
     """Split layers whose kinds take turns, one chunk to a rank; empty where there is no such split."""
-    layers = [float(costs.mixture[row] if kind else costs.dense[row]) for kind in layer_kinds(job.shape)]
+    layers = [float(costs.kinds[kind][row]) for kind in model_of(job.shape).order]
     fits = None if limit_bytes is None else fitting(job, layout, limit_bytes)
     empty = empty_stages(job)
     pipeline = int(layout.pipeline[0]) - empty

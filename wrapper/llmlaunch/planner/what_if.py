@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, swapped_by_layer
 from llmlaunch.memory.estimator import estimate
@@ -86,16 +85,14 @@ def _share_of_link(job: Job, setting: Setting, layout: Layout) -> float:
 
 
 def _layers(job: Job, setting: Setting, layout: Layout) -> list[tuple[float, float, float]]:
-    """Return of each kind of layer the bytes of one micro-batch that are swapped whatever the share, all that it saves,
-    and its forward seconds."""
+    """Return of a layer of each kind the bytes of one micro-batch that are swapped whatever the share, all that it
+    saves, and its forward seconds."""
     columns = LayoutColumns.of([replace(layout, recompute=RECOMPUTE_NONE)])
     nothing = replace(job, techniques=replace(job.techniques, swapped_share=0.0))
     rows = candidate_ranks(nothing, columns)
-    layers = pieces(nothing, setting.cluster, split_of(nothing, columns))
-    model = model_of(nothing.shape)
-    seconds = (layers.mixture if kind.is_mixture else layers.dense for kind in model.kinds)
-    sizes = zip(swapped_by_layer(nothing, rows), kept_by_layer(nothing, rows), seconds, strict=True)
-    return [(float(whole[0]), float(saved[0]), float(layer.forward[0])) for whole, saved, layer in sizes if layer]
+    layers = pieces(nothing, setting.cluster, split_of(nothing, columns)).layers
+    sizes = zip(swapped_by_layer(nothing, rows), kept_by_layer(nothing, rows), layers, strict=True)
+    return [(float(whole[0]), float(saved[0]), float(layer.forward[0])) for whole, saved, layer in sizes]
 
 
 def _share_of_host(setting: Setting, layout: Layout) -> float:

@@ -12,11 +12,12 @@ import numpy as np
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.layer import Layer
+from llmlaunch.layers.matrix import OUTPUTS
+from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.mlp import projected_bytes
-from llmlaunch.layout import LayoutColumns
+from llmlaunch.layers.work import ContextTraffic
 from llmlaunch.memory.job import Job
-from llmlaunch.memory.layer_bytes import job_columns
-from llmlaunch.models.shape import MoeShape
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, exchange, exposed, in_domain, links, neighbour, ring
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
@@ -26,7 +27,7 @@ __all__ = [
     "beside_another_microbatch",
     "beside_exchanges",
     "bytes_leaving_domain",
-    "context_ring",
+    "context_exchange",
     "distinct_parts",
     "expert_exchange",
     "paging",
@@ -56,22 +57,24 @@ class TensorPasses:
         return self.waited * self.seconds + slowed
 
 
-def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, mixture: bool) -> TensorPasses:
+def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, layer: Layer) -> TensorPasses:
     """Return the passes of a layer, each of `seconds`. Forward, gathers before the first matrix of attention and MLP
     and scatters after the second. Backward the same in reverse, of which the scatters run beside the weight gradients;
     with sequence parallelism the inputs are gathered once more, beside the input gradients (Korthikanti et al. 2022,
     section 4.2.2; megatron/core/tensor_parallel/layers.py, core 0.19). An all-reduce without sequence parallelism is
     two passes. Overlapped user buffers hide them all behind products. What quantized linears gather is narrow already
-    (transformer_engine/pytorch/distributed.py gather_along_first_dim, 2.20); what is scattered is not. A mixture's MLP
-    exchanges its tokens by itself. A layer of one part is one block.
+    (transformer_engine/pytorch/distributed.py gather_along_first_dim, 2.20); what is scattered is not.
     AutoTP's matrices each reduce their input's gradient by themselves, and nothing runs beside
     (deepspeed/module_inject/layers.py ColumnParallel, 0.19.8)."""
-    shared = job.shape.moe is not None and job.shape.moe.shared_expert_ffn_hidden_size > 0
-    blocks = 1.0 if mixture and not shared else 2.0
-    if job.shape.mamba is not None:
-        blocks = float(shared) if mixture else 1.0
+    blocks = sum(block.collective_pairs for block in layer.blocks)
     if job.facts.inputs_reduced_apart:
-        return TensorPasses(seconds, 2.0 * (blocks + _reading_matrices(job, blocks)), 0.0)
+        reading = [
+            len(matrix.parts)
+            for block in layer.blocks
+            for matrix in block.products
+            if matrix.divided == OUTPUTS and not matrix.of_experts
+        ]
+        return TensorPasses(seconds, 2.0 * (blocks + float(sum(reading))), 0.0)
     gather = 1.0 if job.facts.quantized is None else job.facts.quantized.input_bytes / job.facts.activation_bytes
     parallel = at.layouts.sequence_parallel > 0
     waited = blocks * np.where(parallel, 1.0 + 2.0 * gather, 2.0)
@@ -79,12 +82,6 @@ def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, mixture: boo
     if job.facts.user_buffers:
         return TensorPasses(seconds, 0.0, waited + beside)
     return TensorPasses(seconds, waited, beside)
-
-
-def _reading_matrices(job: Job, blocks: float) -> float:
-    """Return the number of matrices of a layer that read a block's input: queries, keys, values, and the first ones of
-    an MLP."""
-    return 3.0 + ((2.0 if job.shape.gated_mlp else 1.0) if blocks > 1.0 else 0.0)
 
 
 def tensor_pass(job: Job, cluster: Cluster, at: SplitColumns) -> FloatColumn:
@@ -99,76 +96,68 @@ def tensor_pass(job: Job, cluster: Cluster, at: SplitColumns) -> FloatColumn:
     return fixed[place] + each[place] * message
 
 
-def context_ring(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, scores: Work) -> Work | None:
-    """Return the work of context parallelism. Keys and values travel around the ring, in the backward pass with their
-    gradients, while attention works on those of the step before; what takes longer than that is waited for, as are the
-    kernels of each step and the correction of partial results (Liu et al. 2023, Ring Attention, section 3;
-    transformer_engine/pytorch/attention/ context_parallel.py, 2.20). By all-to-all (DeepSpeed-Ulysses, Jacobs et al.
-    2023, section 3) heads are exchanged for sequence instead, and nothing hides it. None where no layout has context
-    parallelism."""
-    c = at.context
-    if not np.any(at.layouts.context > 1):
-        return None
-    e, shape = job.facts.activation_bytes, job.shape
-    if job.facts.context_all_to_all:
-        moved = (2.0 * e * (shape.query_width + shape.key_value_width)) * at.share
-        once = all_to_all(cluster, c, at.tensor, moved)
+def context_exchange(
+    job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, traffic: ContextTraffic, scores: Work
+) -> Work:
+    """Return the work of context parallelism for one block. Keys and values travel around the ring, in the backward
+    pass with their gradients, while attention works on those of the step before; what takes longer than that is waited
+    for, as are the kernels of each step and the correction of partial results (Liu et al. 2023, Ring Attention, section
+    3; transformer_engine/pytorch/attention/ context_parallel.py, 2.20). By all-to-all (DeepSpeed-Ulysses, Jacobs et al.
+    2023, section 3), and around recurrences, heads are exchanged for sequence instead, and nothing hides it."""
+    c, e = at.context, job.facts.activation_bytes
+    if traffic.ring is None or job.facts.context_all_to_all:
+        once = all_to_all(cluster, c, at.tensor, (e * traffic.exchanged) * at.share)
         return Work(once, once)
     steps = c - 1.0
-    heads = np.maximum(float(shape.num_query_groups) * at.per_tensor, 1.0)
-    hop = neighbour(cluster, at.tensor, c, (2.0 * e * shape.head_dim) * at.tokens * heads)
+    hop = neighbour(cluster, at.tensor, c, (2.0 * e) * at.tokens * traffic.ring)
     kernels = RING_KERNELS * constant("kernel_seconds")
-    fixed = steps * (kernels + (CORRECTION_BYTES / pace.element_wise * shape.query_width) * at.share)
+    fixed = steps * (kernels + (CORRECTION_BYTES / pace.element_wise * traffic.corrected) * at.share)
     busy = 1.0 / c
     forward = steps * np.maximum(hop - busy * scores.forward, 0.0) + fixed / 3.0
     backward = steps * np.maximum(2.0 * hop - busy * scores.backward, 0.0) + fixed * (2.0 / 3.0)
     return Work(forward, backward)
 
 
-def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns) -> Work:
+def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns, mixture: Mixture) -> Work:
     """Return the exchange of tokens with their experts, forward and backward, where nothing hides it.
 
     Dispatcher "alltoall" sends topk copies of every token over the expert group and gathers and scatters them over the
     expert-tensor group; "allgather" gathers every token over both and scatters the sums; "flex" sends a token once to
     each NVLink domain that has any of its experts, where it is spread once to each device that has (DeepEP and
     HybridEP; megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py, core 0.19)."""
-    moe = job.shape.moe
-    assert moe is not None
-    mine = (job.facts.activation_bytes * job.shape.expert_width) * at.share
+    mine = (job.facts.activation_bytes * mixture.outer) * at.share
     ep, etp = at.layouts.expert.astype(np.float64), at.layouts.expert_tensor.astype(np.float64)
     unit = np.ones(len(at))
     if job.techniques.token_dispatcher == "allgather":
         both = ep * etp
         once = 2.0 * ring(links(cluster, both, unit), both, mine * both)
     elif job.techniques.token_dispatcher == "flex":
-        once = 2.0 * _sent_once(moe, cluster, ep, etp, mine)
+        once = 2.0 * _sent_once(mixture, cluster, ep, etp, mine)
     else:
-        copies = moe.topk * mine
+        copies = mixture.topk * mine
         once = 2.0 * all_to_all(cluster, ep, etp, copies)
         if np.any(at.layouts.expert_tensor > 1):
             once = once + 2.0 * ring(links(cluster, etp, unit), etp, copies * etp)
     return Work(once, once)
 
 
-def bytes_leaving_domain(job: Job, cluster: Cluster, at: SplitColumns) -> FloatColumn:
+def bytes_leaving_domain(job: Job, cluster: Cluster, at: SplitColumns, mixture: Mixture) -> FloatColumn:
     """Return the bytes that a device sends out of its NVLink domain to bring a micro-batch's tokens to their experts
     once; to bring them back takes as many."""
-    moe = job.shape.moe
-    assert moe is not None
-    mine = (job.facts.activation_bytes * job.shape.expert_width) * at.share
+    mine = (job.facts.activation_bytes * mixture.outer) * at.share
     devices = (at.layouts.expert * at.layouts.expert_tensor).astype(np.float64)
     together = in_domain(cluster, devices, np.ones(len(at)))
     if job.techniques.token_dispatcher == "allgather":  # a ring, whose members in a domain share what leaves it
         return np.asarray(np.where(devices > together, mine * (devices - 1.0) / together, 0.0))
-    copies: float | FloatColumn = moe.topk
+    copies: float | FloatColumn = mixture.topk
     if job.techniques.token_dispatcher == "flex":
         domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
-        copies = _reach(moe, domain, int(devices.max(initial=1.0)))[1][devices.astype(np.int64)]
+        copies = _reach(mixture, domain, int(devices.max(initial=1.0)))[1][devices.astype(np.int64)]
     return np.asarray(copies * (1.0 - together / devices) * mine)
 
 
 def _sent_once(
-    moe: MoeShape, cluster: Cluster, ep: FloatColumn, etp: FloatColumn, token_bytes: FloatColumn
+    mixture: Mixture, cluster: Cluster, ep: FloatColumn, etp: FloatColumn, token_bytes: FloatColumn
 ) -> FloatColumn:
     """Return the seconds of sending every token once to each domain and each device that has any of its experts. What
     crosses domains and what is spread inside travel at the same time, chunk by chunk. All expert-tensor ranks of an
@@ -176,7 +165,7 @@ def _sent_once(
     devices, unit = ep * etp, np.ones_like(ep)
     together = in_domain(cluster, devices, unit)
     domain = max(cluster.nvlink_domain_devices, cluster.devices_per_node)
-    by_devices, by_domains = _reach(moe, domain, int(devices.max(initial=1.0)))
+    by_devices, by_domains = _reach(mixture, domain, int(devices.max(initial=1.0)))
     spread = by_devices[ep.astype(np.int64)] * etp * (1.0 - 1.0 / together)
     crossing = by_domains[devices.astype(np.int64)] * (1.0 - together / devices)
     near, far = spread * token_bytes, crossing * token_bytes
@@ -184,30 +173,30 @@ def _sent_once(
 
 
 @cache
-def _reach(moe: MoeShape, domain: int, most: int) -> tuple[FloatColumn, FloatColumn]:
+def _reach(mixture: Mixture, domain: int, most: int) -> tuple[FloatColumn, FloatColumn]:
     """Return, for each number of devices up to `most`, how many of them and how many domains a token's experts lie in
     on average: sizes are few, and nothing else decides it."""
     sizes = np.maximum(np.arange(most + 1.0), 1.0)
-    return distinct_parts(moe, sizes), distinct_parts(moe, np.maximum(sizes / domain, 1.0))
+    return distinct_parts(mixture, sizes), distinct_parts(mixture, np.maximum(sizes / domain, 1.0))
 
 
-def distinct_parts(moe: MoeShape, parts: FloatColumn) -> FloatColumn:
+def distinct_parts(mixture: Mixture, parts: FloatColumn) -> FloatColumn:
     """Return the mean number of parts that hold any of a token's experts, where the experts are divided into so many
     equal `parts` and tokens choose evenly. A router that chooses groups of experts first (DeepSeek-V3, section 2.1.2)
     reaches fewer."""
-    experts, router = moe.num_experts, moe.router
+    experts, topk = mixture.experts, mixture.topk
     part = experts / parts
-    if router.groups is None or router.group_topk is None:
-        return parts * (1.0 - _missed(experts, part, moe.topk))
-    group, chosen = experts / router.groups, router.group_topk
+    if mixture.groups is None or mixture.group_topk is None:
+        return parts * (1.0 - _missed(experts, part, topk))
+    group, chosen = experts / mixture.groups, mixture.group_topk
     open_experts = group * chosen
-    inside = chosen / router.groups * (1.0 - _missed(open_experts, part, moe.topk))
+    inside = chosen / mixture.groups * (1.0 - _missed(open_experts, part, topk))
     inner = np.maximum(part / group, 1.0)  # groups in a part
     reached, total = np.zeros_like(parts), np.zeros_like(parts)
     for count in range(chosen + 1):  # of the chosen groups lie in the part
-        chance = _choose(inner, count) * _choose(router.groups - inner, chosen - count)
+        chance = _choose(inner, count) * _choose(mixture.groups - inner, chosen - count)
         total = total + chance
-        reached = reached + chance * (1.0 - _missed(open_experts, count * group, moe.topk))
+        reached = reached + chance * (1.0 - _missed(open_experts, count * group, topk))
     return parts * np.where(part <= group, inside, reached / total)
 
 
@@ -239,15 +228,13 @@ def beside_another_microbatch(expert: Work, beside: Sequence[FloatColumn]) -> Wo
     return Work(share * expert.forward, share * expert.backward)
 
 
-def paging(job: Job, pace: DevicePace, rows: FloatColumn, beside: Work) -> Work:
-    """Return what is waited for while the activations of experts are copied to pages and back: `rows` of tokens, read
-    and written each time on a stream of its own, beside all of the layer but its experts
-    (megatron/core/transformer/moe/paged_stash.py, core 0.19). What pages in host memory take is not counted here."""
-    shape, facts = job.shape, job.facts
-    assert shape.moe is not None
-    width = facts.linear_input_bytes * (shape.expert_width + shape.moe.ffn_hidden_size)
-    width += projected_bytes(job_columns(job, LayoutColumns.of([])), shape.gated_mlp) * shape.moe.ffn_hidden_size
-    once = (2.0 * width / pace.element_wise) * rows
+def paging(job: Job, at: SplitColumns, pace: DevicePace, mixture: Mixture, beside: Work) -> Work:
+    """Return what is waited for while the activations of experts are copied to pages and back, read and written each
+    time on a stream of its own, beside all of the layer but its experts (megatron/core/transformer/moe/paged_stash.py,
+    core 0.19). What pages in host memory take is not counted here."""
+    width = job.facts.linear_input_bytes * (mixture.outer + mixture.width)
+    width += projected_bytes(at.layer, mixture.gated) * mixture.width
+    once = (2.0 * width / pace.element_wise) * mixture.busiest_copies(at.layer)
     return Work(exposed(once, beside.forward), exposed(once, beside.backward))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory.graphs import captured_kernels
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
@@ -21,8 +22,8 @@ from llmlaunch.timing.products import DevicePace
 __all__ = ["MixtureLaunches", "captured_share", "mixture_launches"]
 
 
-MODULE_KERNELS = (40.0, 70.0)  # of a mixture layer forward and backward, its experts' products aside
-ATTENTION_KERNELS = (12.0, 24.0)  # of these, those of attention and its norm
+MIXTURE_KERNELS = (28.0, 46.0)  # of a mixture forward and backward, its experts' products aside
+BLOCK_KERNELS = (12.0, 24.0)  # of another block in its layer, such as attention, and of the norm before it
 # Of one expert forward and backward: a product for each matrix and gradient. In narrow formats the input of each is
 # quantized by itself and the scales of both operands are rearranged (transformer_engine/pytorch/module/
 # grouped_linear.py and common/swizzle/, 2.20).
@@ -96,15 +97,13 @@ class MixtureLaunches:
         )
 
 
-def mixture_launches(job: Job, local_experts: FloatColumn) -> MixtureLaunches:
-    """Return the kernels of a layer with so many experts on each device; without those of attention where a mixture is
-    a layer by itself."""
-    modules = MODULE_KERNELS
-    if job.shape.mamba is not None:
-        modules = MODULE_KERNELS[0] - ATTENTION_KERNELS[0], MODULE_KERNELS[1] - ATTENTION_KERNELS[1]
+def mixture_launches(job: Job, mixture: Mixture, local_experts: FloatColumn, others: int) -> MixtureLaunches:
+    """Return the kernels of a layer with so many experts on each device, and so many `others` of blocks."""
+    forward, backward = (mine + others * each for mine, each in zip(MIXTURE_KERNELS, BLOCK_KERNELS, strict=True))
+    modules = forward, backward
     if job.facts.experts_fused:
         unit = np.ones_like(local_experts)
         return MixtureLaunches(modules, (FUSED_EXPERT_KERNELS[0] * unit, FUSED_EXPERT_KERNELS[1] * unit))
     each = EXPERT_KERNELS if job.facts.quantized is None else QUANTIZED_EXPERT_KERNELS
-    more = BIASED_EXPERT_KERNELS if job.shape.linear_bias else (0.0, 0.0)
+    more = BIASED_EXPERT_KERNELS if mixture.bias else (0.0, 0.0)
     return MixtureLaunches(modules, ((each[0] + more[0]) * local_experts, (each[1] + more[1]) * local_experts))

@@ -12,40 +12,28 @@ import numpy as np
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.adapters import adapted
+from llmlaunch.layers.block import MLP_SHARE
+from llmlaunch.layers.columns import LayerColumns
+from llmlaunch.layers.layer import Layer
+from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job
-from llmlaunch.memory.layer_bytes import job_columns
-from llmlaunch.models.kinds import kind_shares
-from llmlaunch.models.linears import attention_linears, latent_linears, mlp_linears
 from llmlaunch.techniques import Adapters
-from llmlaunch.timing.compressed import compressed_element_wise, compressed_rates
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import (
     TensorPasses,
     beside_another_microbatch,
     beside_exchanges,
-    expert_exchange,
+    context_exchange,
     paging,
     tensor_passes,
 )
 from llmlaunch.timing.launches import MixtureLaunches, captured_share, mixture_launches
 from llmlaunch.timing.network import exposed
-from llmlaunch.timing.products import (
-    DevicePace,
-    Rates,
-    SplitColumns,
-    Work,
-    adapted_linears,
-    adapted_of_mixture,
-    adapter_rates,
-    mean_mixer_rates,
-    mixed_columns,
-    part_share,
-    rates,
-)
-from llmlaunch.timing.recurrent import MAMBA_KERNELS, mixers
+from llmlaunch.timing.products import DevicePace, Rates, SplitColumns, Work, adapter_rates, rates, seconds_of
 
-__all__ = ["KINDS", "LayerSeconds", "dense_layer", "forward_only", "mixture_layer"]
+__all__ = ["KINDS", "Collectives", "LayerSeconds", "forward_only", "layer_seconds"]
 
 
 KINDS = (
@@ -58,13 +46,9 @@ KINDS = (
     "expert_parallel",
     "recompute",
 )
-TILE_ROWS = 128.0  # rows of a tile of a grouped product: every expert's tokens fill whole ones
-MLP_SHARE = 0.4  # of a dense layer's kernels
-# Elements that the biases of experts move for each of a routed token, forward and backward. The second bias is weighted
-# by the router and added expert by expert: a product is written, read with the output and written, the experts put
-# together; backward, the gradient times the weight and times the bias is written and summed, and put together
-# (megatron/core/transformer/moe/experts.py TEGroupedMLP._apply_bias, core 0.19).
-BIAS_ELEMENTS = (6.0, 8.0)
+ATTENTION, MLP = "attn", "mlp"  # roles of blocks
+MIXING_PASSES = (4.0, 11.0)  # elements of all residual streams that are read and written around each branch, forward
+# and backward (core/transformer/hyper_connection.py of Megatron-LM's development branch at d48bd6be, August 2026)
 
 
 @frozen
@@ -107,15 +91,22 @@ class LayerSeconds:
 
 
 @frozen
-class _Mlp:
-    """The parts in which a dense layer and a mixture differ: the products of the MLP, or of shared experts, for every
-    token; elements that leave the activation function; kernels forward and backward; and of a mixture the copies of
-    tokens that are routed, the experts' products and their launches."""
+class Collectives:
+    """Seconds that are alike in all layers: of one tensor-parallel gather or scatter, and of the exchange of a
+    mixture's tokens, where nothing hides it."""
 
-    rates: Rates
-    activated: FloatColumn
+    one_pass: FloatColumn
+    expert: Work | None
+
+
+@frozen
+class _Mlps:
+    """The parts of a layer's MLPs or mixture: the products of the MLPs, or of a shared expert and of latents, for every
+    token; kernels forward of all of the layer; and of a mixture its experts' products and launches."""
+
+    every_token: Rates
     kernels: tuple[float | FloatColumn, float | FloatColumn]
-    copies: FloatColumn | None = None
+    mixture: Mixture | None = None
     experts: Work | None = None
     launches: MixtureLaunches | None = None
 
@@ -125,12 +116,13 @@ class _Parts:
     """The parts of a layer before anything is recomputed, with the forward seconds of parts that can be recomputed
     alone."""
 
+    layer: Layer
     linears: Work
-    scores: Work
+    scores: Work  # of softmax attention
     element_wise: Work
     activation: FloatColumn
     norms: FloatColumn
-    mlp: _Mlp
+    mlp: _Mlps
     tensor: TensorPasses
     context: Work | None
     expert: Work | None
@@ -163,101 +155,97 @@ def forward_only(layer: LayerSeconds, at: SplitColumns) -> LayerSeconds:
     return replace(alone, seconds=sum(alone.kinds.values(), none))
 
 
-def dense_layer(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn) -> LayerSeconds:
-    """Return a layer with one MLP, or the mean of layers of one part each that are no mixtures; `one_pass` are the
-    seconds of one tensor-parallel gather or scatter."""
-    share = 1.0 if job.shape.mamba is None else part_share(job.shape, "mlp")
-    width = share * job.shape.ffn_hidden_size
-    products = rates(job, pace, mlp_linears(job.shape, float(job.shape.ffn_hidden_size))).of_share(share)
-    pieces = job.techniques.mlp_chunks  # each reads the matrices and adds to their gradients by itself
-    products = replace(products, per_matrix_split=pieces * products.per_matrix_split)
-    launched = _with_adapters(job, _launched(job))
-    kernels = tuple(count + MLP_SHARE * count * (pieces - 1) for count in launched)
-    return _layer(job, cluster, at, pace, one_pass, _Mlp(products, width * at.share, (kernels[0], kernels[1])))
-
-
-def _launched(job: Job) -> tuple[float, float]:
-    """Return the kernels of a dense layer, or of the mean of layers of one part each."""
-    forward, backward = job.facts.kernels.launched
-    if job.shape.mamba is None:
-        return forward, backward
-    mamba, attention, mlp = (part_share(job.shape, part) for part in ("mamba", "attention", "mlp"))
-    usual = (1.0 - MLP_SHARE) * attention + MLP_SHARE * mlp
-    return usual * forward + mamba * MAMBA_KERNELS[0], usual * backward + mamba * MAMBA_KERNELS[1]
-
-
-def _with_adapters(job: Job, launched: tuple[float, float]) -> tuple[float, float]:
-    """Return the kernels of a layer with those of the adapters beside its linear layers. A frozen matrix has no
-    gradient: that is one kernel less, backward."""
-    adapters = job.techniques.adapters
-    if adapters is None:
-        return launched
-    adapted, frozen = (float(len(adapted_linears(job.shape, targets))) for targets in (adapters.targets, None))
-    forward, backward = job.facts.kernels.adapter
-    return launched[0] + adapted * forward, launched[1] + adapted * backward - frozen
-
-
-def mixture_layer(
-    job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn
+def layer_seconds(
+    job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, collectives: Collectives, layer: Layer
 ) -> LayerSeconds:
-    """Return a layer with a mixture of experts: every device's experts get, of all tokens of its expert group, as many
-    copies as its own tokens are routed to, the busiest device `expert_imbalance` times that. Experts that one kernel
-    multiplies have their activation function and its quantization at the end of that kernel."""
-    moe = job.shape.moe
-    assert moe is not None
-    if job.techniques.overlaps_experts:
+    """Return the seconds of a layer."""
+    mixture = next(layer.blocks_of(Mixture), None)
+    if mixture is not None and job.techniques.overlaps_experts:
         pace = beside_exchanges(pace)
-    etp = at.layouts.expert_tensor.astype(np.float64)
-    factor = job.facts.expert_imbalance
-    if moe.capacity_factor is not None:
-        factor = min(factor, moe.capacity_factor)
-    copies = (factor * moe.topk) * at.share * etp
-    local = moe.num_experts / at.layouts.expert
-    rows = TILE_ROWS * local * np.ceil(copies / (TILE_ROWS * local))
-    width, beside = float(moe.ffn_hidden_size), float(moe.shared_expert_ffn_hidden_size)
-    products = mlp_linears(job.shape, width, job.shape.expert_width)
-    experts = rates(job, pace, products).work(rows, rows / etp, local / etp)
-    launches = mixture_launches(job, local)
-    activated = (0.0 if job.facts.experts_fused else width / etp) * copies + beside * at.share
-    every_token = (*(mlp_linears(job.shape, beside) if beside else ()), *latent_linears(job.shape))
-    shared = rates(job, pace, every_token) if every_token else Rates()
-    mlp = _Mlp(shared, activated, (launches.forward, 0.0), copies, experts, launches)
-    return _layer(job, cluster, at, pace, one_pass, mlp)
-
-
-def _adapters(job: Job, adapters: Adapters, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> Work:
-    """Return the seconds of the adapters' products. Those beside experts see every copy of a token."""
-    shape = job.shape
-    if mlp.copies is None or shape.moe is None:
-        linears = adapted_linears(shape, adapters.targets)
-        return adapter_rates(job, pace, linears).work(at.tokens, at.share, at.per_tensor)
-    every_token, experts = adapted_of_mixture(shape, shape.moe, adapters.targets)
-    etp = at.layouts.expert_tensor.astype(np.float64)
-    beside_experts = adapter_rates(job, pace, experts).work(mlp.copies, mlp.copies / etp, 1.0 / etp)
-    return adapter_rates(job, pace, every_token).work(at.tokens, at.share, at.per_tensor) + beside_experts
-
-
-def _layer(
-    job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pass: FloatColumn, mlp: _Mlp
-) -> LayerSeconds:
-    mixture, compressed = mlp.copies is not None, job.shape.compressed_attention is not None
-    every = (compressed_rates(job, pace) if compressed else mean_mixer_rates(job, pace, mixture)) + mlp.rates
-    linears = every.work(at.tokens, at.share, at.per_tensor)
-    if mlp.experts is not None:
-        linears = linears + mlp.experts
-    if job.techniques.adapters is not None:
-        linears = linears + _adapters(job, job.techniques.adapters, at, pace, mlp)
-    ordinary, scores, context = mixers(job, cluster, at, pace, mixture)
-    element, activation, norms = _element_wise(job, at, pace, mlp)
-    if compressed or job.shape.residual_streams > 1:
-        element = element + compressed_element_wise(job, pace, at)
-    tensor = tensor_passes(job, at, one_pass, mixture)
-    expert = expert_exchange(job, cluster, at) if mixture else None
-    parts = _Parts(linears, ordinary, element, activation, norms, mlp, tensor, context, expert)
-    if mlp.experts is not None and mlp.copies is not None and job.techniques.paged_stash is not None:
+    mlp, linears = _products(job, at, pace, layer, mixture)
+    softmax, scores, context = _over_sequence(job, cluster, at, pace, layer)
+    element, activation, norms = _element_wise(job, at, pace, layer)
+    tensor = tensor_passes(job, at, collectives.one_pass, layer)
+    expert = collectives.expert if mixture is not None else None
+    if mlp.experts is not None and mixture is not None and job.techniques.paged_stash is not None:
         others = linears + scores + element
         beside = Work(others.forward - mlp.experts.forward, others.backward - mlp.experts.backward)
-        element = element + paging(job, pace, mlp.copies, beside)
+        element = element + paging(job, at, pace, mixture, beside)
+    parts = _Parts(layer, linears, softmax, element, activation, norms, mlp, tensor, context, expert)
+    return _combined(job, at, pace, parts, scores)
+
+
+def _products(
+    job: Job, at: SplitColumns, pace: DevicePace, layer: Layer, mixture: Mixture | None
+) -> tuple[_Mlps, Work]:
+    """Return the parts of a layer's MLPs, and the seconds of all its matrix products."""
+    c, adapters = at.layer, job.techniques.adapters
+    every, of_mlps = Rates(), Rates()
+    for block in layer.blocks:
+        each = rates(job, pace, [matrix for matrix in block.products if not matrix.of_experts])
+        if (reads := block.matrix_reads(c)) > 1.0:
+            each = replace(each, per_matrix_split=reads * each.per_matrix_split)
+        every = every + each
+        if block.role == MLP:
+            of_mlps = of_mlps + each
+    linears = every.work(at.tokens, at.share, at.per_tensor)
+    if adapters is not None:
+        beside = [pair for pair in adapted(layer.matrices, adapters) if not pair[0].of_experts]
+        linears = linears + adapter_rates(job, pace, beside).work(at.tokens, at.share, at.per_tensor)
+    if mixture is None:
+        return _Mlps(of_mlps, _launched(job, c, layer)), linears
+    etp, rows, local = c.expert_tensor, mixture.expert_rows(c), mixture.experts_on_device(c)
+    experts = rates(job, pace, mixture.expert_matrices).work(rows, rows / etp, local / etp)
+    linears = linears + experts
+    if adapters is not None:
+        copies, beside = mixture.busiest_copies(c), adapted(mixture.expert_matrices, adapters)
+        linears = linears + adapter_rates(job, pace, beside).work(copies, copies / etp, 1.0 / etp)
+    launches = mixture_launches(job, mixture, local, len(layer.blocks) - 1)
+    return _Mlps(of_mlps, (launches.forward, 0.0), mixture, experts, launches), linears
+
+
+def _launched(job: Job, c: LayerColumns, layer: Layer) -> tuple[float, float]:
+    """Return the kernels of a layer without a mixture, with those of the adapters beside its linear layers. A frozen
+    matrix has no gradient: that is one kernel less, backward. An MLP in pieces launches its own for each."""
+    forward, backward = (sum(each) for each in zip(*(block.kernels(job.facts) for block in layer.blocks), strict=True))
+    adapters = job.techniques.adapters
+    if adapters is not None:
+        beside = float(len(adapted(layer.matrices, adapters)))
+        frozen = float(sum(len(matrix.parts) for matrix in layer.matrices))
+        more = job.facts.kernels.adapter
+        forward, backward = forward + beside * more[0], backward + beside * more[1] - frozen
+    again = MLP_SHARE * (max(block.matrix_reads(c) for block in layer.blocks) - 1.0)
+    return forward + again * forward, backward + again * backward
+
+
+def _over_sequence(
+    job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, layer: Layer
+) -> tuple[Work, Work, Work | None]:
+    """Return the seconds of softmax attention, of that and of recurrences, and of context parallelism, which is None
+    where no layout has any."""
+    none = np.zeros(len(at))
+    softmax = scores = Work(none, none)
+    context: Work | None = None
+    for block in layer.blocks:
+        amounts = block.sequence_work(at.layer)
+        if amounts is None:
+            continue
+        work = seconds_of(job, pace, amounts)
+        scores = work if scores.forward is none else scores + work
+        if block.role == ATTENTION:
+            softmax = work if softmax.forward is none else softmax + work
+        traffic = block.context_traffic(at.layer) if np.any(at.layouts.context > 1) else None
+        if traffic is not None:
+            each = context_exchange(job, cluster, at, pace, traffic, work)
+            context = each if context is None else context + each
+    return softmax, scores, context
+
+
+def _combined(job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts, scores: Work) -> LayerSeconds:
+    """Return the seconds of a layer of its parts. What is launched later than the device is done, and what of exchanges
+    nothing hides, follow from all of it together."""
+    linears, element, mlp, activation = parts.linears, parts.element_wise, parts.mlp, parts.activation
+    tensor, context, expert = parts.tensor, parts.context, parts.expert
     forward = linears.forward + scores.forward + element.forward
     backward = linears.backward + scores.backward + element.backward
     repeated_kernels: float | FloatColumn = 0.0
@@ -267,7 +255,7 @@ def _layer(
         backward = backward + recomputed
     if _chunks_again(job, mlp):
         not_full = at.layouts.recompute != RECOMPUTE_FULL  # full recompute repeats it with the rest
-        repeated = not_full * (mlp.rates.work(at.tokens, at.share, at.per_tensor).forward + activation)
+        repeated = not_full * (mlp.every_token.work(at.tokens, at.share, at.per_tensor).forward + activation)
         repeated_kernels = repeated_kernels + MLP_SHARE * mlp.kernels[0] * not_full
         backward = backward + repeated
         recomputed = repeated if recomputed is None else recomputed + repeated
@@ -298,7 +286,7 @@ def _layer(
 def _waited(
     job: Job,
     at: SplitColumns,
-    mlp: _Mlp,
+    mlp: _Mlps,
     expert: Work,
     activation: FloatColumn,
     passes: tuple[FloatColumn, FloatColumn],
@@ -312,25 +300,25 @@ def _waited(
     if job.techniques.overlap_expert_communication:
         return beside_another_microbatch(expert, _beside_exchanges(at, mlp, activation, forward, backward))
     if job.techniques.overlap_shared_expert:
-        shared = mlp.rates.work(at.tokens, at.share, at.per_tensor)
+        shared = mlp.every_token.work(at.tokens, at.share, at.per_tensor)
         return Work(exposed(expert.forward, shared.forward), exposed(expert.backward, shared.backward))
     return expert
 
 
 def _beside_exchanges(
-    at: SplitColumns, mlp: _Mlp, activation: FloatColumn, forward: FloatColumn, backward: FloatColumn
+    at: SplitColumns, mlp: _Mlps, activation: FloatColumn, forward: FloatColumn, backward: FloatColumn
 ) -> list[FloatColumn]:
     """Return the seconds of attention and of the mixture, forward and backward; a mixture's activation takes as long
     again backward as its inputs and outputs are more."""
     assert mlp.experts is not None
-    products = mlp.experts + mlp.rates.work(at.tokens, at.share, at.per_tensor)
+    products = mlp.experts + mlp.every_token.work(at.tokens, at.share, at.per_tensor)
     mixture = products.forward + activation, np.minimum(products.backward + activation, backward)
     return [forward - mixture[0], mixture[0], backward - mixture[1], mixture[1]]
 
 
-def _chunks_again(job: Job, mlp: _Mlp) -> bool:
+def _chunks_again(job: Job, mlp: _Mlps) -> bool:
     """Whether a chunked MLP is recomputed before its backward pass (Luo et al. 2024, MsT)."""
-    return job.techniques.mlp_chunks > 1 and job.facts.mlp_chunks_recomputed and mlp.copies is None
+    return job.techniques.mlp_chunks > 1 and job.facts.mlp_chunks_recomputed and mlp.launches is None
 
 
 def _tokens_again(job: Job, at: SplitColumns, forward: FloatColumn) -> FloatColumn:
@@ -365,58 +353,52 @@ def _launches(
     return host, seconds
 
 
-def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, mlp: _Mlp) -> tuple[Work, FloatColumn, FloatColumn]:
-    """Return the seconds of element-wise operations: bytes read and written through device memory. Norms, residual
-    additions and rotary positions as the backend's kernels move them; fused, a gated activation reads 2 and writes 1
-    forward, reads 3 and writes 2 backward. A mixture permutes its tokens there and back, and after a plain exchange
-    sorts them by the device's experts and back. Quantized linears cast their input forward and the gradient of their
-    output backward."""
-    shape, moved, e = job.shape, job.facts.kernels, job.facts.activation_bytes / pace.element_wise
-    h, activated, outer = float(shape.hidden_size), mlp.activated, float(shape.expert_width)
-    gates, blocks = 2.0 if shape.gated_mlp else 1.0, 2.0 if shape.mamba is None else 1.0
-    queries, projected = mixed_columns(shape, mlp.copies is not None)
-    turned = shape.mamba is None or shape.position_embedding == "rope"
-    rotated = e * turned * sum(share * (kind.query_width + kind.key_value_width) for kind, share in kind_shares(shape))
-    norms, passes = [], []
+def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, layer: Layer) -> tuple[Work, FloatColumn, FloatColumn]:
+    """Return the seconds of element-wise operations, and of these, forward, those of activation functions and of norms:
+    bytes read and written through device memory. Norms and residual additions as the backend's kernels move them;
+    fused, a gated activation reads 2 and writes 1 forward, reads 3 and writes 2 backward. Quantized linears cast their
+    input forward and the gradient of their output backward."""
+    moved, e, c = job.facts.kernels, job.facts.activation_bytes / pace.element_wise, at.layer
+    norms = [each * e * sum(branch.norms * branch.hidden for branch in layer.branches) for each in moved.norm_elements]
+    passes = []
     for each in range(2):
-        norms.append(moved.norm_elements[each] * shape.norms_per_layer * e * h)
-        around = norms[each] + moved.stream_elements[each] * blocks / 2.0 * e * h
-        passes.append(around * at.stream + (moved.rotary_elements[each] * rotated) * at.share)
-        if mlp.copies is not None:
-            slower = constant("element_wise_efficiency") / constant("permutation_efficiency")
-            passes[each] = passes[each] + (slower * e * outer) * _permuting_passes(job, at) * mlp.copies
-            if shape.linear_bias and not job.facts.experts_fused:
-                passes[each] = passes[each] + (BIAS_ELEMENTS[each] * e * h) * mlp.copies
+        stream = moved.stream_elements[each] / 2.0 * e * sum(branch.hidden for branch in layer.branches)
+        passes.append((norms[each] + stream) * at.stream)
+        mixed = sum(branch.stream_width for branch in layer.branches if branch.streams > 1)
+        if mixed:
+            passes[each] = passes[each] + (MIXING_PASSES[each] * e * mixed) * at.tokens
         if job.techniques.adapters is not None:
-            passes[each] = passes[each] + (_adapter_elements(job, job.techniques.adapters, each) * e) * at.share
-    activation = ((gates + 1.0 + moved.activation_elements[0]) * e) * activated
-    forward = passes[0] + activation
-    backward = passes[1] + ((2.0 * gates + 1.0 + moved.activation_elements[1]) * e) * activated
-    if job.facts.quantized is not None:
-        cast = job.facts.quantized.cast_bytes / pace.element_wise
-        blocks -= 1.0 if mlp.copies is not None and not mlp.rates.per_row_split else 0.0
-        routed = 0.0 if mlp.copies is None else outer * mlp.copies
-        inputs = (blocks * h) * at.tokens + routed + queries * at.share
-        outputs = (blocks * h) * at.tokens + routed + projected * at.share
-        forward = forward + cast * (inputs + activated)
-        backward = backward + cast * (outputs + gates * activated)
-    return Work(forward, backward), activation, norms[0] * at.stream
+            passes[each] = passes[each] + e * _adapter_elements(job, at, job.techniques.adapters, layer, each)
+    activation: FloatColumn | None = None
+    for block in layer.blocks:
+        amounts = block.memory_work(c)
+        if amounts is not None:
+            work = seconds_of(job, pace, amounts)
+            passes = [passes[0] + work.forward, passes[1] + work.backward]
+        activated, gates = block.activation_columns(c), block.activation_gates
+        if not isinstance(activated, float):
+            forward = ((gates + 1.0 + moved.activation_elements[0]) * e) * activated
+            backward = ((2.0 * gates + 1.0 + moved.activation_elements[1]) * e) * activated
+            activation = forward if activation is None else activation + forward
+            passes = [passes[0] + forward, passes[1] + backward]
+        if job.facts.quantized is not None:
+            cast = [job.facts.quantized.cast_bytes / pace.element_wise * each for each in block.cast_elements(c)]
+            passes = [passes[0] + cast[0], passes[1] + cast[1]]
+    if activation is None:
+        activation = np.zeros(len(at))
+    return Work(passes[0], passes[1]), activation, norms[0] * at.stream
 
 
-def _adapter_elements(job: Job, adapters: Adapters, each: int) -> float:
-    """Return the elements a token that element-wise kernels of a layer's adapters move, forward (0) or backward (1)."""
-    linears, moved = adapted_linears(job.shape, adapters.targets), job.facts.kernels
-    inputs = moved.adapter_input_elements[each] * sum(linear.inputs for linear in linears)
-    return inputs + moved.adapter_output_elements[each] * sum(linear.outputs for linear in linears)
-
-
-def _permuting_passes(job: Job, at: SplitColumns) -> float | FloatColumn:
-    """Return how often a routed token is read or written to be permuted, there and back."""
-    moe = job.shape.moe
-    assert moe is not None
-    if job.techniques.token_dispatcher in ("flex", "allgather"):
-        return 4.0
-    return np.where(moe.num_experts > at.layouts.expert, 8.0, 4.0)
+def _adapter_elements(job: Job, at: SplitColumns, adapters: Adapters, layer: Layer, each: int) -> FloatColumn:
+    """Return the elements that element-wise kernels of a layer's adapters move, forward (0) or backward (1). Those
+    beside experts see every copy of a token."""
+    moved, elements = job.facts.kernels, np.zeros(len(at))
+    for block in layer.blocks:
+        for matrix, columns in adapted(block.matrices, adapters):
+            rows = block.expert_rows(at.layer) / at.layer.expert_tensor if matrix.of_experts else at.share
+            of_row = moved.adapter_input_elements[each] * matrix.inputs + moved.adapter_output_elements[each] * columns
+            elements = elements + of_row * rows
+    return elements
 
 
 def _recomputed(
@@ -427,7 +409,7 @@ def _recomputed(
     alone. Selective recompute does what its modules name (megatron/core/transformer/transformer_layer.py, core 0.19).
     """
     recompute = at.layouts.recompute
-    whole = forward + 4.0 * parts.tensor.seconds
+    whole = forward + 2.0 * len(parts.layer.branches) * parts.tensor.seconds
     for exchange in (parts.context, parts.expert):
         if exchange is not None:
             whole = whole + exchange.forward
@@ -452,22 +434,24 @@ def _full_share(job: Job, at: SplitColumns) -> FloatColumn:
 
 def _of_modules(job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts) -> tuple[FloatColumn, float | FloatColumn]:
     """Return the forward seconds of the modules selective recompute names, and their kernels."""
-    mixture = parts.expert is not None
     launched = parts.mlp.kernels[0]
-    of_mlp = parts.mlp.rates.work(at.tokens, at.share, at.per_tensor).forward  # or of shared experts
+    of_mlp = parts.mlp.every_token.work(at.tokens, at.share, at.per_tensor).forward  # or of a shared expert
+    roles = {block.role for block in parts.layer.blocks}
 
     def has(*names: str) -> bool | BoolColumn:
-        return reduce(or_, (job_columns(job, at.layouts).recomputes(name) for name in names))
+        return reduce(or_, (at.layer.recomputes(name) for name in names))
 
-    attention = parts.scores.forward if parts.context is None else parts.scores.forward + parts.context.forward
-    modules: list[tuple[bool | BoolColumn, FloatColumn, float | FloatColumn]] = [(has("core_attn"), attention, 2.0)]
-    if job.shape.mla is not None and np.any(has("mla_up_proj")):
-        up = [linear for linear in attention_linears(job.shape)[:-1] if linear.divided == "outputs"]
+    modules: list[tuple[bool | BoolColumn, FloatColumn, float | FloatColumn]] = [(has("layernorm"), parts.norms, 2.0)]
+    if ATTENTION in roles:
+        attention = parts.scores.forward if parts.context is None else parts.scores.forward + parts.context.forward
+        modules.insert(0, (has("core_attn"), attention, 2.0))
+    up = [matrix for block in parts.layer.blocks for matrix in block.up_projections]
+    if up and np.any(has("mla_up_proj")):
         up_projections = rates(job, pace, up).work(at.tokens, at.share, at.per_tensor)
         modules.append((has("mla_up_proj"), up_projections.forward, 4.0))
-    modules.append((has("layernorm"), parts.norms, 2.0))
-    if not mixture:
-        modules.append((has("mlp"), of_mlp + parts.activation + 2.0 * parts.tensor.seconds, MLP_SHARE * launched))
+    if parts.expert is None and MLP in roles:
+        alone = MLP_SHARE if len(roles) > 1 else 1.0
+        modules.append((has("mlp"), of_mlp + parts.activation + 2.0 * parts.tensor.seconds, alone * launched))
     if parts.expert is not None:
         assert parts.mlp.experts is not None
         experts = parts.mlp.experts.forward + parts.activation + parts.expert.forward

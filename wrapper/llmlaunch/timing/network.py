@@ -9,12 +9,15 @@ network between the job's nodes was measured (`Cluster.network`), each group run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster, HostLink, Link
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.model import model_of
+from llmlaunch.layers.columns import Size
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, swapped_by_layer
 from llmlaunch.memory.job import Job, offloads_modules, without_layers, without_offload
@@ -33,6 +36,7 @@ __all__ = [
     "links",
     "moves_activations",
     "moving_seconds",
+    "moving_seconds_of_layers",
     "neighbour",
     "pipeline_hop",
     "ring",
@@ -252,12 +256,19 @@ def spilled_share(job: Job) -> float:
     return min(max(job.facts.expert_imbalance - stash.device_factor, 0.0), stash.host_factor)
 
 
-def moving_seconds(
-    job: Job, cluster: Cluster, layouts: LayoutColumns, dense_layers: FloatColumn, mixture_layers: FloatColumn
-) -> FloatColumn:
-    """Return the seconds that one micro-batch's activations of a stage with so many layers travel to host memory, and
-    again back: named modules, the first layers whole, full recompute's layer inputs, a share of all, or what experts
-    save beyond the device's pages."""
+def moving_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns, layers: Sequence[Size]) -> FloatColumn:
+    """Return the seconds that one micro-batch's activations of a stage with so many layers of each kind travel to host
+    memory, and again back."""
+    each = moving_seconds_of_layers(job, cluster, layouts, reduce(np.add, layers))
+    return reduce(np.add, (count * seconds for count, seconds in zip(layers, each, strict=True)))
+
+
+def moving_seconds_of_layers(
+    job: Job, cluster: Cluster, layouts: LayoutColumns, layers: Size
+) -> tuple[FloatColumn, ...]:
+    """Return the seconds that one micro-batch's activations of a layer of each kind travel to host memory, on a stage
+    with so many layers: named modules, the first layers whole, full recompute's layer inputs, a share of all, or what
+    experts save beyond the device's pages."""
     techniques = job.techniques
     rows = without_layers(job, layouts)
     here, on_device = without_offload(job, rows.layouts)
@@ -270,11 +281,5 @@ def moving_seconds(
     if spilled_share(job):
         spilled = zip(moved, equal_share(job, rows), strict=True)
         moved = [some + spilled_share(job) * share for some, share in spilled]
-    layers = np.maximum(dense_layers + mixture_layers, 1.0)
-    share = np.minimum(layouts.offload_layers / layers, 1.0)
-    moved = [(1.0 - share) * some + share * one for some, one in zip(moved, left, strict=True)]
-    model, total = model_of(job.shape), np.zeros(len(layouts))
-    for layers, kinds in zip((dense_layers, mixture_layers), model.classes, strict=True):
-        every = max(sum(model.counts[kind] for kind in kinds), 1)
-        total = total + layers * sum((model.counts[kind] / every * moved[kind] for kind in kinds), 0.0)
-    return np.asarray(total / host_link_bytes_per_second(cluster))
+    share, rate = np.minimum(layouts.offload_layers / np.maximum(layers, 1.0), 1.0), host_link_bytes_per_second(cluster)
+    return tuple(((1.0 - share) * some + share * one) / rate for some, one in zip(moved, left, strict=True))

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import reduce
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.models.kinds import head_kinds
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.layers import KINDS
-from llmlaunch.timing.network import copied, exposed, moves_activations, moving_seconds, pipeline_hop
+from llmlaunch.timing.layers import KINDS, LayerSeconds
+from llmlaunch.timing.network import (
+    copied,
+    exposed,
+    moves_activations,
+    moving_seconds,
+    moving_seconds_of_layers,
+    pipeline_hop,
+)
 from llmlaunch.timing.products import SplitColumns, split_of
-from llmlaunch.timing.stages import FullestStage, Pieces, Stages, heads_seconds, pieces, stages, stages_in_balance
+from llmlaunch.timing.stages import (
+    FullestStage,
+    Pieces,
+    Stages,
+    heads_layers,
+    heads_seconds,
+    of_counts,
+    pieces,
+    stages,
+    stages_in_balance,
+)
 
 __all__ = ["PassSeconds", "fills_and_drains", "pass_seconds", "passes_in_balance", "straggler_share"]
 
@@ -102,16 +120,15 @@ def _passes(job: Job, cluster: Cluster, layouts: LayoutColumns, m: FloatColumn) 
     at = split_of(job, layouts)
     parts = pieces(job, cluster, at)
     stages_ = stages(job, layouts, parts.seconds)
-    hidden = None if parts.mixture is None else parts.mixture.hidden_exchange
-    beside = _beside(job, cluster, at, m, stages_, _bubble(job, at, parts, stages_), hidden)
-    forward, backward = _compute(at, parts, stages_)
+    beside = _beside(job, cluster, at, m, stages_, _bubble(job, at, parts, stages_), _unpaired_exchange(job, parts))
+    forward, backward = _compute(parts, stages_)
     if moves_activations(job, layouts):
-        moving = moving_seconds(job, cluster, layouts, stages_.dense_layers, stages_.mixture_layers)
+        moving = moving_seconds(job, cluster, layouts, stages_.layers)
         beside["host_transfers"] = m * (copied(cluster, moving, forward) + copied(cluster, moving, backward))
     work = m * stages_.slowest_seconds
     for column in beside.values():
         work = work + column
-    slack = np.maximum(stages_.slowest_seconds - _launched(at, parts, stages_), 0.0)
+    slack = np.maximum(stages_.slowest_seconds - _launched(parts, stages_), 0.0)
     return _Passes(at, parts, stages_, beside, work, (forward, backward, _times(job, at, m)), slack)
 
 
@@ -122,7 +139,7 @@ def _beside(
     m: FloatColumn,
     stages_: Stages,
     bubble: FloatColumn,
-    hidden_exchange: FloatColumn | None,
+    unpaired: FloatColumn | None,
 ) -> dict[str, FloatColumn]:
     """Return what passes take beside the work of the slowest stage and its transfers to the host, by term."""
     beside = {
@@ -132,8 +149,8 @@ def _beside(
     }
     if job.facts.host.loader_mask and not job.facts.host.loader_mask_kept:
         beside["data_loading"] = m * np.maximum(_loading(job, at.layouts) - stages_.slowest_seconds, 0.0)
-    if hidden_exchange is not None:
-        beside["expert_parallel"] = _unpaired_exchange(job, hidden_exchange)
+    if unpaired is not None:
+        beside["expert_parallel"] = unpaired
     return beside
 
 
@@ -156,8 +173,8 @@ def passes_in_balance(
     bubble = np.zeros(len(at))
     if fills_and_drains(job):
         bubble = np.maximum(stages_.all_seconds - stages_.slowest_seconds, 0.0) / at.chunks
-    hidden = None if parts.mixture is None else parts.mixture.hidden_exchange
-    beside = _beside(job, cluster, at, m, stages_, bubble, None if hidden is None else hidden[few_of])
+    unpaired = _unpaired_exchange(job, parts)
+    beside = _beside(job, cluster, at, m, stages_, bubble, None if unpaired is None else unpaired[few_of])
     beside.pop("data_loading", None)  # a slower stage waits less for it
     if moves_activations(job, few) and job.techniques.trained_layers is None and not np.any(few.offload_layers):
         beside["host_transfers"] = m * _least_host_transfers(job, cluster, at, stages_, few, few_of, parts)
@@ -175,41 +192,42 @@ def _least_host_transfers(
     parts: Pieces,
 ) -> FloatColumn:
     """Return the seconds that transfers to the host add to one micro-batch at least. The slowest stage holds whole
-    layers, and no less of the more frequent kind than fill its seconds beside an end and all layers of the other kind;
-    the transfers of those are hidden by no more than these and all layers of the other kind compute."""
-    counts = _layers_of_each_kind(job)
+    layers, and of the more frequent class no fewer than fill its seconds beside an end and all layers of the other
+    class; the transfers of those are hidden by no more than these and all layers of the other class compute. Each
+    layer of a class takes as long as the slowest kind of it, and moves as little as the one that moves least."""
+    model = model_of(job.shape)
+    classes, counts = model.classes, [sum(model.counts[place] for place in kinds) for kinds in model.classes]
     kind = int(counts[1] > counts[0])
-    layer, other = (parts.dense, parts.mixture)[kind], (parts.dense, parts.mixture)[1 - kind]
-    assert layer is not None
+    layer, other = ([parts.layers[place] for place in each] for each in (classes[kind], classes[1 - kind]))
     seconds = parts.seconds.take(few_of)
     last = seconds.last + heads_seconds(job, seconds)
     rest = stages_.slowest_seconds - np.where(at.pipeline > 1.0, np.maximum(seconds.first, last), seconds.first + last)
-    ones, spare = np.ones(len(few)), counts[1 - kind]
-    moving = moving_seconds(job, cluster, few, (1 - kind) * ones, kind * ones)[few_of]
-    passes = [layer.forward, layer.backward]
-    others = [0.0 * ones, 0.0 * ones] if other is None else [spare * other.forward, spare * other.backward]
-    of_others = 0.0 if other is None else spare * other.seconds[few_of]
-    layers = np.ceil(np.maximum(rest - of_others, 0.0) / layer.seconds[few_of] * (1.0 - WHOLE))
+    each = moving_seconds_of_layers(job, cluster, few, 1.0)
+    spare, moving = counts[1 - kind], reduce(np.minimum, (each[place] for place in classes[kind]))[few_of]
+
+    def most(layers: Sequence[LayerSeconds], name: str) -> FloatColumn:
+        columns: list[FloatColumn] = [getattr(each, name)[few_of] for each in layers]
+        return reduce(np.maximum, columns) if columns else np.zeros(len(few_of))
+
+    layers = np.ceil(np.maximum(rest - spare * most(other, "seconds"), 0.0) / most(layer, "seconds") * (1.0 - WHOLE))
     forward, backward = (
-        copied(cluster, layers * moving, layers * mine[few_of] + more[few_of])
-        for mine, more in zip(passes, others, strict=True)
+        copied(cluster, layers * moving, layers * most(layer, name) + spare * most(other, name))
+        for name in ("forward", "backward")
     )
     return forward + backward
 
 
 def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
     """Return the seconds of one micro-batch on the slowest stage, by kind: its layers and the ends it holds."""
-    shape, parts, stages_ = job.shape, passes.pieces, passes.stages
+    parts, stages_ = passes.pieces, passes.stages
     kinds: dict[str, FloatColumn] = {}
-    dense, mixture = (shape.mtp_num_layers * count for count in head_kinds(shape))
-    layers_on_slowest = [
-        (parts.dense, stages_.dense_layers + dense * stages_.heads),
-        (parts.mixture, stages_.mixture_layers + mixture * stages_.heads),
+    on_slowest = [
+        *zip(parts.layers, stages_.layers, heads_layers(job), strict=True),
+        *((layer, count, 0) for layer, count in zip(parts.frozen, stages_.frozen, strict=True)),
     ]
-    frozen_counts = stages_.frozen_dense_layers, stages_.frozen_mixture_layers
-    layers_on_slowest += zip(parts.frozen, frozen_counts, strict=True)
-    for layer, count in layers_on_slowest:
-        for kind, column in layer.kinds.items() if layer is not None else ():
+    for layer, held, of_heads in on_slowest:
+        count = held + of_heads * stages_.heads
+        for kind, column in layer.kinds.items():
             kinds[kind] = kinds[kind] + count * column if kind in kinds else count * column
     for kind, column in parts.ends.last.items():
         kinds[kind] = kinds[kind] + stages_.last * column if kind in kinds else stages_.last * column
@@ -234,31 +252,19 @@ def _bubble(job: Job, at: SplitColumns, parts: Pieces, stages_: Stages) -> Float
         return 0.0 * bubble
     if not job.techniques.zero_bubble:
         return bubble
-    gradients = np.zeros(len(at))
-    for layer, layers, slowest in zip(
-        (parts.dense, parts.mixture),
-        _layers_of_each_kind(job),
-        (stages_.dense_layers, stages_.mixture_layers),
-        strict=True,
-    ):
-        if (
-            layer is not None
-        ):  # the backward pass of a product is that of its input, as long as forward, and the weights'
-            gradients = gradients + (layers - slowest) * (layer.linears.backward - layer.linears.forward)
+    # the backward pass of a product is that of its input, as long as forward, and the weights'
+    others = [count - slowest for count, slowest in zip(model_of(job.shape).counts, stages_.layers, strict=True)]
+    gradients = of_counts(others, [layer.linears.backward - layer.linears.forward for layer in parts.layers])
     return np.where(at.chunks > 1.0, bubble, np.maximum(bubble - 2.0 * gradients, 0.0))
 
 
-def _unpaired_exchange(job: Job, hidden: FloatColumn) -> FloatColumn:
-    """Return the seconds of exchange that no other micro-batch hides, where each layer's passes hide `hidden`. The
-    first micro-batch goes forward through all layers before there is a backward pass, and the last goes back through
-    all of them after the last forward pass, however the layers are cut into stages and chunks."""
-    return (_layers_of_each_kind(job)[1] + job.shape.mtp_num_layers * head_kinds(job.shape)[1]) * hidden
-
-
-def _layers_of_each_kind(job: Job) -> tuple[float, float]:
-    """Return the numbers of dense and of mixture layers."""
-    mixtures = float(sum(job.shape.moe.layer_pattern)) if job.shape.moe else 0.0
-    return job.shape.num_layers - mixtures, mixtures
+def _unpaired_exchange(job: Job, parts: Pieces) -> FloatColumn | None:
+    """Return the seconds of exchange that no other micro-batch hides; None where none does at all. The first
+    micro-batch goes forward through all layers before there is a backward pass, and the last goes back through all of
+    them after the last forward pass, however the layers are cut into stages and chunks."""
+    layers = zip(model_of(job.shape).counts, heads_layers(job), parts.layers, strict=True)
+    hidden = [(count + more) * each.hidden_exchange for count, more, each in layers if each.hidden_exchange is not None]
+    return reduce(np.add, hidden) if hidden else None
 
 
 def _transfer(job: Job, cluster: Cluster, at: SplitColumns, m: FloatColumn, stages_: Stages) -> FloatColumn:
@@ -306,27 +312,17 @@ def _loading(job: Job, layouts: LayoutColumns) -> FloatColumn:
     return np.asarray(constant("mask_entry_seconds") / LOADER_WORKERS * entries)
 
 
-def _compute(at: SplitColumns, parts: Pieces, stages_: Stages) -> tuple[FloatColumn, FloatColumn]:
+def _compute(parts: Pieces, stages_: Stages) -> tuple[FloatColumn, FloatColumn]:
     """Return the (forward, backward) seconds of one micro-batch in the layers of the slowest stage."""
-    forward, backward = np.zeros(len(at)), np.zeros(len(at))
-    for layer, count in ((parts.dense, stages_.dense_layers), (parts.mixture, stages_.mixture_layers)):
-        if layer is not None:
-            forward, backward = forward + count * layer.forward, backward + count * layer.backward
-    for below, count in zip(parts.frozen, (stages_.frozen_dense_layers, stages_.frozen_mixture_layers), strict=True):
-        if below is not None:
-            forward = forward + count * below.forward
-    return forward, backward
+    counts, layers = (*stages_.layers, *stages_.frozen), (*parts.layers, *parts.frozen)
+    backward = of_counts(stages_.layers, [layer.backward for layer in parts.layers])
+    return of_counts(counts, [layer.forward for layer in layers]), backward
 
 
-def _launched(at: SplitColumns, parts: Pieces, stages_: Stages) -> FloatColumn:
+def _launched(parts: Pieces, stages_: Stages) -> FloatColumn:
     """Return the seconds in which the host launches one micro-batch of the layers of the slowest stage."""
-    layers = (parts.dense, parts.mixture, *parts.frozen)
-    counts = (stages_.dense_layers, stages_.mixture_layers, stages_.frozen_dense_layers, stages_.frozen_mixture_layers)
-    host = np.zeros(len(at))
-    for layer, count in zip(layers, counts, strict=True):
-        if layer is not None:
-            host = host + count * layer.host
-    return host
+    counts, layers = (*stages_.layers, *stages_.frozen), (*parts.layers, *parts.frozen)
+    return of_counts(counts, [layer.host for layer in layers])
 
 
 def _times(job: Job, at: SplitColumns, m: FloatColumn) -> FloatColumn:

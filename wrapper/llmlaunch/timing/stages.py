@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.columns import Size
+from llmlaunch.layers.matrix import OUTPUTS, Matrix, Part
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, all_ranks, mixture_layers
+from llmlaunch.memory.job import Job, all_ranks, least
 from llmlaunch.memory.weights import trained_counts
-from llmlaunch.models.kinds import head_kinds
-from llmlaunch.models.linears import Linear
-from llmlaunch.timing.exchange import tensor_pass
-from llmlaunch.timing.layers import LayerSeconds, dense_layer, forward_only, mixture_layer
+from llmlaunch.timing.exchange import expert_exchange, tensor_pass
+from llmlaunch.timing.layers import Collectives, LayerSeconds, forward_only, layer_seconds
 from llmlaunch.timing.products import DevicePace, SplitColumns, pace, rates, split_of
 from llmlaunch.timing.vision import encoder_seconds
 
@@ -29,7 +31,9 @@ __all__ = [
     "Pieces",
     "StageSeconds",
     "Stages",
+    "heads_layers",
     "heads_seconds",
+    "of_counts",
     "pieces",
     "stage_seconds",
     "stages",
@@ -46,19 +50,19 @@ NATIVE_LOSS_BYTES = EAGER_LOSS_BYTES * 32.0 / 52.0
 
 @frozen
 class StageSeconds:
-    """Columns of seconds, forward and backward of one micro-batch: of one dense and of one mixture layer, and what the
-    first stage (embedding) and the last (norm, head, loss) do beside their layers. Zero for what a model has not. The
-    `frozen` ones are of a layer of either kind that runs forward alone, None where all run backward."""
+    """Columns of seconds, forward and backward of one micro-batch: of one layer of each kind of the model (`layers`),
+    and what the first stage (embedding) and the last (norm, head, loss) do beside their layers. The `frozen` ones are
+    of layers that run forward alone, None where all run backward."""
 
-    dense_layer: FloatColumn
-    mixture_layer: FloatColumn
+    layers: tuple[FloatColumn, ...]
     first: FloatColumn
     last: FloatColumn
-    frozen: tuple[FloatColumn, FloatColumn] | None = None
+    frozen: tuple[FloatColumn, ...] | None = None
 
     def take(self, index: IntColumn) -> StageSeconds:
-        columns = (self.dense_layer[index], self.mixture_layer[index], self.first[index], self.last[index])
-        return StageSeconds(*columns, None if self.frozen is None else (self.frozen[0][index], self.frozen[1][index]))
+        frozen = None if self.frozen is None else tuple(column[index] for column in self.frozen)
+        layers = tuple(column[index] for column in self.layers)
+        return StageSeconds(layers, self.first[index], self.last[index], frozen)
 
 
 @frozen
@@ -71,33 +75,33 @@ class Ends:
 
 @frozen
 class Pieces:
-    """The parts of stages; None where a model has no such layer. `frozen` are its layers, dense and mixture, that run
-    forward alone."""
+    """The parts of stages: a layer of each kind of the model, and the same that run forward alone, empty where all run
+    backward; and the ends."""
 
-    dense: LayerSeconds | None
-    mixture: LayerSeconds | None
+    layers: tuple[LayerSeconds, ...]
     ends: Ends
     seconds: StageSeconds
-    frozen: tuple[LayerSeconds | None, LayerSeconds | None] = (None, None)
+    frozen: tuple[LayerSeconds, ...] = ()
 
 
-FullestStage = tuple[IntColumn, IntColumn]  # dense and mixture layers that some stage of each layout holds at least
+# layers that are no mixtures, and mixtures, that some stage of each layout holds at least
+FullestStage = tuple[IntColumn, IntColumn]
+Counts = tuple[FloatColumn, ...]  # layers of each kind
 
 
 @frozen
 class Stages:
-    """Seconds of one micro-batch through all stages of each layout, seconds of the slowest stage, its layers that run
-    backward, 1 where it is the first, the last or that of prediction heads, and its layers that run forward alone."""
+    """Seconds of one micro-batch through all stages of each layout, seconds of the slowest stage, its layers of each
+    kind that run backward, 1 where it is the first, the last or that of prediction heads, and its layers that run
+    forward alone, empty where there are none."""
 
     all_seconds: FloatColumn
     slowest_seconds: FloatColumn
-    dense_layers: FloatColumn
-    mixture_layers: FloatColumn
+    layers: Counts
     first: FloatColumn
     last: FloatColumn
     heads: FloatColumn
-    frozen_dense_layers: FloatColumn
-    frozen_mixture_layers: FloatColumn
+    frozen: Counts = ()
 
 
 def stage_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> StageSeconds:
@@ -107,24 +111,18 @@ def stage_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns) -> StageSe
 
 def pieces(job: Job, cluster: Cluster, at: SplitColumns) -> Pieces:
     """Return the parts of stages, with their seconds by kind."""
-    pattern = job.shape.moe.layer_pattern if job.shape.moe else (0,)
     speed = pace(job, cluster)
     one_pass = tensor_pass(job, cluster, at)
-    dense = dense_layer(job, cluster, at, speed, one_pass) if 0 in pattern else None
-    mixture = mixture_layer(job, cluster, at, speed, one_pass) if 1 in pattern else None
+    model = model_of(job.shape)
+    expert = None if model.mixture is None else expert_exchange(job, cluster, at, model.mixture)
+    alike = Collectives(one_pass, expert)
+    layers = tuple(layer_seconds(job, cluster, at, speed, alike, layer) for layer in model.kinds)
     ends = _ends(job, cluster, at, speed, one_pass)
-    zero = np.zeros(len(at))
-    seconds = StageSeconds(
-        zero if dense is None else dense.seconds,
-        zero if mixture is None else mixture.seconds,
-        _sum(ends.first),
-        _sum(ends.last),
-    )
+    seconds = StageSeconds(tuple(layer.seconds for layer in layers), _sum(ends.first), _sum(ends.last))
     if job.techniques.trained_layers is None:
-        return Pieces(dense, mixture, ends, seconds)
-    layers = tuple(None if layer is None else forward_only(layer, at) for layer in (dense, mixture))
-    columns = tuple(zero if layer is None else layer.seconds for layer in layers)
-    return Pieces(dense, mixture, ends, replace(seconds, frozen=(columns[0], columns[1])), (layers[0], layers[1]))
+        return Pieces(layers, ends, seconds)
+    frozen = tuple(forward_only(layer, at) for layer in layers)
+    return Pieces(layers, ends, replace(seconds, frozen=tuple(layer.seconds for layer in frozen)), frozen)
 
 
 def _sum(kinds: Mapping[str, FloatColumn]) -> FloatColumn:
@@ -148,7 +146,7 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     for kind, column in encoder_seconds(job, cluster, at, pace).items():
         first[kind] = first[kind] + column if kind in first else column
     vocabulary = float(shape.vocab_size)
-    product = rates(job, pace, [Linear(float(shape.hidden_size), vocabulary, "outputs")], wide=True)
+    product = rates(job, pace, [Matrix(float(shape.hidden_size), (Part("", vocabulary),), OUTPUTS)], wide=True)
     head = product.work(at.tokens, at.share, at.per_tensor)
     logit_traffic = (1.0 if facts.fused_loss is not None else 3.0) * (facts.logit_bytes + facts.logit_gradient_bytes)
     if job.techniques.loss in ("native", "te"):  # nobody has measured Transformer Engine's, which moves fewer bytes
@@ -168,22 +166,17 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
 def stages(job: Job, layouts: LayoutColumns, seconds: StageSeconds) -> Stages:
     """Return the layers of the slowest stage and the seconds of all. The head makes the last of even stages the
     slowest."""
-    shape = job.shape
-    pattern: Sequence[int] = shape.moe.layer_pattern if shape.moe else (0,) * shape.num_layers
     last = seconds.last + heads_seconds(job, seconds)
-    dense, mixture = float(len(pattern) - sum(pattern)), float(sum(pattern))
     total = _all_layers(job, seconds) + seconds.first + last
-    if (dense and mixture) or np.any(layouts.uneven) or seconds.frozen is not None:
+    if len(seconds.layers) > 1 or np.any(layouts.uneven) or seconds.frozen is not None:
         return _rank_by_rank(job, layouts, seconds, total)
     p = layouts.pipeline
-    each = shape.num_layers / p
-    layer = seconds.dense_layer if dense else seconds.mixture_layer
-    slowest = each * layer + np.where(p > 1, np.maximum(seconds.first, last), seconds.first + last)
-    none, ends = np.zeros(len(layouts)), np.asarray(last >= seconds.first, dtype=np.float64)
+    each = job.shape.num_layers / p
+    slowest = each * seconds.layers[0] + np.where(p > 1, np.maximum(seconds.first, last), seconds.first + last)
+    ends = np.asarray(last >= seconds.first, dtype=np.float64)
     first = np.where(p > 1, 1.0 - ends, 1.0)
     ends_last = np.where(p > 1, ends, 1.0)
-    of_dense, of_mixtures = (each, none) if dense else (none, each)
-    return Stages(total, slowest, of_dense, of_mixtures, first, ends_last, ends_last, none, none)
+    return Stages(total, slowest, (each,), first, ends_last, ends_last)
 
 
 def stages_in_balance(
@@ -191,51 +184,52 @@ def stages_in_balance(
 ) -> Stages:
     """Return stages that all take the same time, as if layers could be cut anywhere; the slowest takes no less than
     what the `fullest` holds."""
-    shape = job.shape
-    mixture = float(sum(shape.moe.layer_pattern)) if shape.moe else 0.0
-    dense = shape.num_layers - mixture
+    model = model_of(job.shape)
     total = _all_layers(job, seconds) + seconds.first + seconds.last + heads_seconds(job, seconds)
     share = 1.0 / layouts.pipeline
-    frozen_dense, frozen_mixture = _frozen_layers(job)
     slowest = share * total
     if fullest is not None and job.techniques.trained_layers is None:  # those that run forward alone take less
-        slowest = np.maximum(slowest, fullest[0] * seconds.dense_layer + fullest[1] * seconds.mixture_layer)
-    return Stages(
-        total,
-        slowest,
-        share * (dense - frozen_dense),
-        share * (mixture - frozen_mixture),
-        share,
-        share,
-        share,
-        share * frozen_dense,
-        share * frozen_mixture,
-    )
+        held = [
+            held * least(seconds.layers, kinds) for held, kinds in zip(fullest, model.classes, strict=True) if kinds
+        ]
+        slowest = np.maximum(slowest, reduce(np.add, held))
+    below = _frozen_layers(job)
+    layers = tuple(share * (count - frozen) for count, frozen in zip(model.counts, below, strict=True))
+    frozen = () if seconds.frozen is None else tuple(share * count for count in below)
+    return Stages(total, slowest, layers, share, share, share, frozen)
 
 
-def _frozen_layers(job: Job) -> tuple[float, float]:
-    """Return the numbers of (dense, mixture) layers below all that are trained."""
-    trained, shape = job.techniques.trained_layers, job.shape
-    below = 0 if trained is None else max(shape.num_layers - trained, 0)
-    mixture = sum(shape.moe.layer_pattern[:below]) if shape.moe else 0
-    return float(below - mixture), float(mixture)
+def _frozen_layers(job: Job) -> tuple[int, ...]:
+    """Return the numbers of layers of each kind below all that are trained."""
+    trained, model = job.techniques.trained_layers, model_of(job.shape)
+    below = 0 if trained is None else max(len(model.order) - trained, 0)
+    return tuple(int(before[below]) for before in model.before)
 
 
 def _all_layers(job: Job, seconds: StageSeconds) -> FloatColumn:
     """Return the seconds of one micro-batch in all layers."""
-    shape = job.shape
-    mixture = float(sum(shape.moe.layer_pattern)) if shape.moe else 0.0
-    total = (shape.num_layers - mixture) * seconds.dense_layer + mixture * seconds.mixture_layer
+    total = of_counts(model_of(job.shape).counts, seconds.layers)
     if seconds.frozen is None:
         return total
-    below, spared = _frozen_layers(job), zip(seconds.frozen, (seconds.dense_layer, seconds.mixture_layer), strict=True)
-    return total - sum(count * (both - forward) for count, (forward, both) in zip(below, spared, strict=True))
+    spared = [both - forward for both, forward in zip(seconds.layers, seconds.frozen, strict=True)]
+    return total - of_counts(_frozen_layers(job), spared)
+
+
+def of_counts(counts: Sequence[Size], of_kinds: Sequence[FloatColumn]) -> FloatColumn:
+    """Return what so many layers of each kind take together; kinds that do not occur are left out."""
+    products = [count * each for count, each in zip(counts, of_kinds, strict=True) if np.any(count)]
+    return reduce(np.add, products) if products else np.zeros_like(of_kinds[0])
 
 
 def heads_seconds(job: Job, seconds: StageSeconds) -> FloatColumn:
     """Return the seconds of the layers of multi-token prediction, which lie on one stage."""
-    dense, mixture = head_kinds(job.shape)
-    return job.shape.mtp_num_layers * (dense * seconds.dense_layer + mixture * seconds.mixture_layer)
+    return of_counts(heads_layers(job), seconds.layers)
+
+
+def heads_layers(job: Job) -> tuple[int, ...]:
+    """Return how many layers of each kind all modules of multi-token prediction have together."""
+    model = model_of(job.shape)
+    return tuple(job.shape.mtp_num_layers * model.predicts.count(kind) for kind in range(len(model.kinds)))
 
 
 def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total: FloatColumn) -> Stages:
@@ -244,31 +238,38 @@ def _rank_by_rank(job: Job, layouts: LayoutColumns, seconds: StageSeconds, total
     _, example, which = np.unique(
         (cut * (v.max(initial=0) + 1) + v) * (p.max(initial=0) + 1) + p, return_index=True, return_inverse=True
     )
-    contents = _contents(job, layouts.take(example))
-    frozen = seconds.frozen or (np.zeros(len(layouts)),) * 2
-    heads = heads_seconds(job, seconds)
-    columns = (seconds.dense_layer, seconds.mixture_layer, seconds.first, seconds.last, heads, *frozen)
+    contents, kinds = _contents(job, layouts.take(example)), len(seconds.layers)
+    columns = (
+        *seconds.layers,
+        seconds.first,
+        seconds.last,
+        heads_seconds(job, seconds),
+        *(seconds.frozen or ()),
+    )
     slowest = np.full(len(layouts), -1.0)
     rank = np.zeros(len(layouts), dtype=np.int64)
     for place in range(contents.shape[1]):  # of the ranks that differ, a few
-        counts = contents[which, place].T
-        rank_seconds = sum(count * column for count, column in zip(counts, columns, strict=True) if np.any(count))
+        held = zip(contents[:, place].T, columns, strict=True)
+        products = (count[which] * column for count, column in held if np.any(count))
+        rank_seconds = reduce(np.add, products, np.zeros(len(layouts)))
         slower = rank_seconds > slowest
         slowest, rank = np.where(slower, rank_seconds, slowest), np.where(slower, place, rank)
-    return Stages(total, slowest, *contents[which, rank].T)
+    of_slowest = tuple(column[which, rank] for column in np.moveaxis(contents, 2, 0))
+    first, last, of_heads = of_slowest[kinds : kinds + 3]
+    return Stages(total, slowest, of_slowest[:kinds], first, last, of_heads, of_slowest[kinds + 3 :])
 
 
 def _contents(job: Job, layouts: LayoutColumns) -> FloatColumn:
-    """Return the different ranks of each layout: dense layers and mixtures that run backward, whether it is the first,
-    the last, that of prediction heads, and layers of both kinds that run forward alone (layouts x ranks that differ x
-    7). Layouts with fewer ranks that differ repeat one."""
+    """Return the different ranks of each layout: layers of each kind that run backward, whether it is the first, the
+    last, that of prediction heads, and where there are such layers those of each kind that run forward alone (layouts x
+    ranks that differ x these). Layouts with fewer ranks that differ repeat one."""
     ranks = all_ranks(job, layouts)
-    trained = replace(ranks, counts=trained_counts(job, ranks))
-    mixture = mixture_layers(job, trained)
-    dense, mixtures = trained.layers - mixture, mixture_layers(job, ranks)
-    below = ranks.layers - mixtures - dense, mixtures - mixture
+    counts, below = ranks.counts, tuple[FloatColumn, ...]()
+    if job.techniques.trained_layers is not None:
+        counts = trained_counts(job, ranks)
+        below = tuple(held - trained for held, trained in zip(ranks.counts, counts, strict=True))
     heads = ranks.rank == head_rank(job, ranks.layouts)
-    rows = np.stack([ranks.layout_index, dense, mixture, ranks.first, ranks.last, heads, *below], axis=1)
+    rows = np.stack([ranks.layout_index, *counts, ranks.first, ranks.last, heads, *below], axis=1)
     rows = rows[np.lexsort(rows.T[::-1])]
     rows = rows[np.concatenate([[True], np.any(rows[1:] != rows[:-1], axis=1)])] if len(rows) else rows
     index = rows[:, 0].astype(np.int64)

@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.adapters import adapted
+from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
-from llmlaunch.memory.job import Job, all_ranks, candidate_ranks, mixture_layers
+from llmlaunch.memory.job import Job, all_ranks, candidate_ranks
 from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
-from llmlaunch.timing.products import adapted_linears, pace, split_of
+from llmlaunch.timing.products import pace, split_of
 from llmlaunch.timing.stages import pieces
 
 __all__ = [
@@ -283,9 +285,8 @@ def rank_alone_seconds(job: Job, cluster: Cluster, layout: Layout, pipeline_rank
     its layers and ends, micro-batch by micro-batch, and the optimizer."""
     columns = LayoutColumns.of([layout])
     parts, rows = pieces(job, cluster, split_of(job, columns)), all_ranks(job, columns)
-    mixtures = mixture_layers(job, rows)
-    counts = ((parts.dense, rows.layers - mixtures), (parts.mixture, mixtures))
-    seconds = sum(count[pipeline_rank] * _computed(layer.kinds) for layer, count in counts if layer is not None)
+    counted = zip(rows.counts, parts.layers, strict=True)
+    seconds = sum(count[pipeline_rank] * _computed(layer.kinds) for count, layer in counted)
     if pipeline_rank == 0:
         seconds += _computed(parts.ends.first)
     if pipeline_rank == layout.pipeline - 1:
@@ -325,9 +326,11 @@ def _gather_host_seconds(passes: PassSeconds) -> FloatColumn:
     backward (deepspeed/runtime/zero/parameter_offload.py, 0.19.8)."""
     job, layouts = passes.job, passes.layouts
     kernels, adapters = job.facts.kernels, job.techniques.adapters
-    each = kernels.gathered_modules
+    modules = kernels.gathered_modules * job.shape.num_layers / layouts.pipeline
     if adapters is not None:
-        each += kernels.gathered_adapter_modules * len(adapted_linears(job.shape, adapters.targets))
-    modules = each * job.shape.num_layers / layouts.pipeline
+        model = model_of(job.shape)
+        beside = [len(adapted(layer.matrices, adapters)) for layer in model.kinds]
+        several = sum(count * each for count, each in zip(model.counts, beside, strict=True))
+        modules = modules + kernels.gathered_adapter_modules * several / layouts.pipeline
     rounds = 1.0 + _trained_share(job) * np.where(layouts.recompute == RECOMPUTE_FULL, 2.0, 1.0)
     return np.asarray(passes.cluster.host_seconds_factor * constant("gather_host_seconds") * modules * rounds)

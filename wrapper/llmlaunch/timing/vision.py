@@ -14,14 +14,15 @@ import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
+from llmlaunch.layers.attention import ATTENTION_BACKWARD
+from llmlaunch.layers.matrix import INPUTS, NEITHER, OUTPUTS, Matrix, Part
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job
-from llmlaunch.models.linears import Linear
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.models.vision import Vision
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import TensorPasses, tensor_pass
-from llmlaunch.timing.products import ATTENTION_BACKWARD, DevicePace, SplitColumns, Work, rates
+from llmlaunch.timing.products import DevicePace, SplitColumns, Work, rates
 
 __all__ = ["encoder_flops", "encoder_seconds"]
 
@@ -51,7 +52,7 @@ def encoder_seconds(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePa
     patches = np.asarray(at.layouts.micro_batch_size * float(vision.patches_per_sample))
     share, matrices = patches * at.per_tensor, at.per_tensor
     linears = rates(job, pace, _block(vision), wide=True).work(patches, share, matrices)
-    embedding = rates(job, pace, [Linear(float(vision.patch_width), float(vision.hidden_size), "neither")], wide=True)
+    embedding = rates(job, pace, [_matrix(vision.patch_width, vision.hidden_size, NEITHER)], wide=True)
     scores, element = _scores(job, vision, pace, share), _element_wise(job, vision, pace, patches, share)
     forward = vision.depth * (linears.forward + scores.forward + element.forward)
     again = forward * (at.layouts.recompute == RECOMPUTE_FULL) * (not vision.frozen)
@@ -71,18 +72,22 @@ def encoder_seconds(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePa
     return {**kinds, "recompute": again} if np.any(again) else kinds
 
 
-def _block(vision: Vision) -> tuple[Linear, ...]:
-    h, ffn = float(vision.hidden_size), float(vision.ffn_hidden_size)
-    return Linear(h, 3.0 * h, "outputs"), Linear(h, h, "inputs"), Linear(h, ffn, "outputs"), Linear(ffn, h, "inputs")
+def _block(vision: Vision) -> tuple[Matrix, ...]:
+    h, ffn = vision.hidden_size, vision.ffn_hidden_size
+    return _matrix(h, 3 * h, OUTPUTS), _matrix(h, h, INPUTS), _matrix(h, ffn, OUTPUTS), _matrix(ffn, h, INPUTS)
 
 
-def _projector(vision: Vision, hidden_size: int) -> tuple[Linear, ...]:
-    merged = float(vision.merged_width)
-    return Linear(merged, merged, "outputs"), Linear(merged, float(hidden_size), "inputs")
+def _projector(vision: Vision, hidden_size: int) -> tuple[Matrix, ...]:
+    merged = vision.merged_width
+    return _matrix(merged, merged, OUTPUTS), _matrix(merged, hidden_size, INPUTS)
 
 
-def _elements(linears: tuple[Linear, ...]) -> float:
-    return sum(linear.inputs * linear.outputs for linear in linears)
+def _matrix(inputs: int, outputs: int, divided: str) -> Matrix:
+    return Matrix(float(inputs), (Part("", float(outputs)),), divided)
+
+
+def _elements(matrices: tuple[Matrix, ...]) -> float:
+    return sum(matrix.elements for matrix in matrices)
 
 
 def _trained(vision: Vision, work: Work) -> FloatColumn:
@@ -91,7 +96,7 @@ def _trained(vision: Vision, work: Work) -> FloatColumn:
 
 def _scores(job: Job, vision: Vision, pace: DevicePace, share: FloatColumn) -> Work:
     """Return the seconds of softmax(QK)V of one block: a patch attends to all patches of its image. Attention that is
-    not fused reads and writes its scores as that of a decoder does (`products.attention_scores`)."""
+    not fused reads and writes its scores as that of a decoder does (`SoftmaxAttention.sequence_work`)."""
     operations = 4.0 * vision.patches_per_image * vision.hidden_size * share
     if job.facts.attention_scores_saved:
         scores = float(vision.num_attention_heads * vision.patches_per_image) * share
