@@ -63,6 +63,13 @@ JOBS = {
         "model={base: deepseek-v2-lite, num_layers: 9, mtp_num_layers: 1}",
         "layout={tensor: 1, micro_batch_size: 1, context: 1, expert_tensor: 1, mtp_stage: before-last}",
     ),
+    "windows": (
+        "llama3-8b",
+        "nodes=1",
+        "model={base: llama3-8b, num_layers: 13, sliding_window: {tokens: 256, full_every: 3}}",
+        "training.sequence_length=16384",
+        "layout={tensor: 1, context: 1, micro_batch_size: [1, 2]}",
+    ),
     "deepspeed": ("llama2-7b-deepspeed", "nodes=1"),
     "long": ("llama3-8b", "nodes=2", "training.sequence_length=65536", "layout={tensor: 4, micro_batch_size: 1}"),
 }
@@ -131,7 +138,7 @@ def legal_splits(asked: Setting) -> list[LayoutColumns]:
     return [splits.take(first_failed(rules, situation(recipe, splits)) < 0) for splits in both if len(splits)]
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", [*JOBS, "hybrid"])
 def test_no_candidate_is_cheaper_than_its_bounds(job: str) -> None:
     asked = setting(job)
     space = technique_space(asked.recipe, asked.backend)

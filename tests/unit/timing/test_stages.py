@@ -13,9 +13,11 @@ from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
+from llmlaunch.models.presets import load_preset
+from llmlaunch.models.shape import ModelShape, SlidingWindow
 from llmlaunch.timing.exchange import tensor_passes
-from llmlaunch.timing.products import split_of
-from llmlaunch.timing.stages import pieces, stage_seconds
+from llmlaunch.timing.products import pace, split_of
+from llmlaunch.timing.stages import pieces, stage_seconds, stages
 from llmlaunch.timing.step import update_seconds
 from support.recipes import recipe_of
 
@@ -38,6 +40,33 @@ def test_each_kind_of_layer_takes_its_own_seconds() -> None:
     first, second = stage_seconds(job(alternating()), H100, columns).layers
     assert first == dense
     assert second > 0
+
+
+HYBRID = replace(load_preset("qwen3.5-27b"), num_layers=8, mtp_num_layers=0)
+
+
+@pytest.mark.parametrize("shape", [HYBRID, replace(LLAMA, sliding_window=SlidingWindow(1024, full_every=4))])
+def test_a_stage_takes_what_its_own_layers_take(shape: ModelShape) -> None:
+    """With as many chunks as every so many layers one is full, one rank holds all of those."""
+    layouts = LayoutColumns.of(
+        [Layout(1, 4, data=8, virtual_pipeline=shape.num_layers // 4, zero_stage=1), Layout(data=8)]
+    )
+    seconds = stage_seconds(job(shape), H100, layouts)
+    held = stages(job(shape), layouts, seconds)
+    narrow, full = (float(column[0]) for column in seconds.layers)
+    count, ends = shape.num_layers / 4, [float(seconds.first[0]), 0.0, 0.0, float(seconds.last[0])]
+    each = [count * (full if rank == 3 else narrow) + end for rank, end in enumerate(ends)]
+    assert held.slowest_seconds[0] == pytest.approx(max(each))
+    assert held.all_seconds[0] == pytest.approx(sum(each))
+    assert held.slowest_seconds[1] == pytest.approx(held.all_seconds[1])
+
+
+def test_a_delta_net_turns_no_positions() -> None:
+    at = split_of(job(HYBRID), LayoutColumns.of([Layout(data=8)]))
+    delta, full = pieces(job(HYBRID), H100, at).layers
+    turned = 2 * 2 * (HYBRID.query_width + HYBRID.key_value_width) * at.tokens  # elements of two bytes, both ways
+    more = full.element_wise.forward - delta.element_wise.forward
+    assert more == pytest.approx(turned / pace(job(HYBRID), H100).element_wise)
 
 
 def test_the_head_is_worth_more_than_the_embedding() -> None:
