@@ -15,7 +15,7 @@ from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
 from llmlaunch.layers.work import Amounts, BlockWork, ContextTraffic, causal_mean
 
-__all__ = ["ATTENTION_BACKWARD", "Attention", "SoftmaxAttention", "Window", "cast_around_attention"]
+__all__ = ["ATTENTION_BACKWARD", "Attention", "SoftmaxAttention", "Window"]
 
 ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
 
@@ -28,12 +28,6 @@ class Window:
 
     tokens: int
     chunked: bool = False
-
-
-def cast_around_attention(c: LayerColumns, hidden: int, queries: int, keys: int) -> tuple[Size, Size]:
-    """Return the elements that the mixed projection and the one behind attention take in, and put out."""
-    stream = float(hidden) * c.tokens
-    return stream + queries * c.share, stream + (queries + 2.0 * keys) * c.share
 
 
 class SoftmaxAttention(Block):
@@ -119,10 +113,6 @@ class SoftmaxAttention(Block):
         turned = c.facts.activation_bytes * (self.query_width + self.key_value_width)
         forward, backward = (Amounts(c.share, bytes=each * turned) for each in c.facts.kernels.rotary_elements)
         return forward, backward
-
-    def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
-        """Return what both projections take in, and what they put out."""
-        return cast_around_attention(c, self.hidden, self.query_width, self.key_value_width)
 
     def context_traffic(self, c: LayerColumns) -> ContextTraffic | None:
         """Return queries, keys, values and the output as heads for sequence, or keys and values around the ring, of

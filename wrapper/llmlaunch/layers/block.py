@@ -195,11 +195,13 @@ class Block:
         return 0.0
 
     def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
-        """Return the elements that are cast to a narrower format: what the linear layers take in, and, backward, the
-        gradients of what they put out."""
+        """Return the elements that are cast to a narrower format: what the linear layers of every token take in, and,
+        backward, the gradients of what they put out."""
         inputs: Size = 0.0
         outputs: Size = 0.0
         for matrix in self.products:
+            if matrix.of_experts or not matrix.narrow:
+                continue
             inputs = inputs + matrix.inputs * (c.tokens if matrix.divided == OUTPUTS else c.share)
             outputs = outputs + matrix.outputs * (c.tokens if matrix.divided == INPUTS else c.share)
         return inputs, outputs

@@ -161,10 +161,12 @@ class Mixture(Block):
         return forward, backward
 
     def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
-        """Return what experts take in and put out, and what the matrices of every token do."""
-        routed, activated = self.outer * self.busiest_copies(c), self.activation_columns(c)
-        stream = self.hidden * c.tokens if self.shared_width or self.latent is not None else 0.0
-        return stream + routed + activated, stream + routed + self.activation_gates * activated
+        """Return what the matrices of every token take in and put out, and those of experts, where what is between
+        these is cast by itself."""
+        inputs, outputs = super().cast_elements(c)
+        routed, etp = self.busiest_copies(c), c.expert_tensor
+        between = 0.0 if c.facts.experts_fused else (self.width / etp) * routed
+        return inputs + self.outer * routed + between, outputs + self.outer * routed + self.activation_gates * between
 
     def balanced_tokens(self, c: LayerColumns) -> FloatColumn:
         """Return topk times the tokens of a device: what its experts see of equally shared ones."""

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.attention import ATTENTION_BACKWARD, cast_around_attention
+from llmlaunch.layers.attention import ATTENTION_BACKWARD
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.latent_attention import UP_PROJECTION
@@ -146,10 +146,6 @@ class PooledAttention(Block):
             for rotary, heads, pooling in zip(c.facts.kernels.rotary_elements, HEAD_PASSES, POOLING_PASSES, strict=True)
         )
         return forward, backward
-
-    def cast_elements(self, c: LayerColumns) -> tuple[Size, Size]:
-        """Return what projections in a narrower format take in, and what they put out."""
-        return cast_around_attention(c, self.hidden, self.query_width, self.head_dim)
 
     def context_traffic(self, c: LayerColumns) -> ContextTraffic | None:
         """Return what ordinary attention with one head of keys sends."""
