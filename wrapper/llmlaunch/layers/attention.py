@@ -108,7 +108,7 @@ class SoftmaxAttention(Block):
         through = passes * 2.0 * self.heads * s
         return Amounts(c.share, wide=products, bytes=through), Amounts(c.share, wide=2.0 * products, bytes=through)
 
-    def memory_work(self, c: LayerColumns) -> BlockWork:
+    def memory_work(self, c: LayerColumns) -> BlockWork | None:
         """Rotary positions of queries and keys, as the framework's kernels turn them."""
         turned = c.facts.activation_bytes * (self.query_width + self.key_value_width)
         forward, backward = (Amounts(c.share, bytes=each * turned) for each in c.facts.kernels.rotary_elements)
@@ -266,6 +266,10 @@ class Attention(SoftmaxAttention):
         """Return the projections of queries, keys and values, norms and sinks, and the projection of the output."""
         first, last = (chain.from_iterable(linear_modules(matrix, style)) for matrix in self.matrices)
         return container([*first, *vector_modules(self.vectors, style), *last])
+
+    def memory_work(self, c: LayerColumns) -> BlockWork | None:
+        """Return rotary positions, of layers that have them."""
+        return super().memory_work(c) if self.rope else None
 
     def key_value_heads(self, c: LayerColumns) -> FloatColumn:
         """Return the heads of keys, and of values, that attention reads, over all tensor ranks: at least one a rank,
