@@ -157,6 +157,17 @@ def test_a_rank_holds_its_layers_and_the_head_one_that_pools_nothing(heads: int)
     assert windowed == heads * kinds[0]
 
 
+def test_a_layer_has_what_pools_what_chooses_and_what_mixes_streams() -> None:
+    def parameters(shape: ModelShape) -> float:
+        return value(lambda job, rows: layer_parameters(job, rows)[0][0], shape)
+
+    none, four, many = (parameters(alike(ratio)) for ratio in (0, 4, 128))
+    assert many - none == 2 * H * WIDTH + 128 * WIDTH + WIDTH
+    choosing = 2 * H * 2 * 128 + H * 64 + RANK * 64 * 128 + 4 * 2 * 128 + 128
+    assert four - none == 2 * H * 2 * WIDTH + 4 * 2 * WIDTH + WIDTH + choosing
+    assert none - parameters(replace(alike(0), residual_streams=1)) == 2 * (4 * 6 * (4 * H + 1) + 3)
+
+
 def test_what_pools_and_the_projection_by_groups_are_in_sixteen_bits_whatever_the_format() -> None:
     plain = H * RANK + RANK * QUERIES + H * WIDTH + 8 * 1024 * H
     choosing = RANK * 64 * 128

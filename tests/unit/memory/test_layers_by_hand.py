@@ -445,6 +445,9 @@ def test_selective_recompute_by_operator_recomputes_the_others() -> None:
         kept = N * (2 * h + 2 * (query + value_width + ffn) + 2 * query + 4 * 32 + (0 if compiled else 2 * h))
         assert value(recomputed_layer, LLAMA3_8B, layout, facts) == whole - kept
         assert value(largest_layer, LLAMA3_8B, layout, facts) == kept
+    latent = replace(LLAMA3_8B, num_query_groups=32, mla=MlaShape(None, 512, 128, 64, 128))
+    kept = N * (2 * h + 2 * (32 * 192 + 32 * 128 + ffn) + 2 * 32 * 128 + 4 * 32 + 2 * h)
+    assert value(largest_layer, latent, layout, facts) == kept
     shared = value(mixture_layer, SHARED, layout, facts) - value(recomputed_layer, SHARED, layout, facts)
     assert shared == N * (2 * 2048 + 2 * (3 * 2048 - 2048 + 5632) + 2 * 2048 + 4 * 16 + 2 * 2048)
 
