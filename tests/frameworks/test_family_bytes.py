@@ -15,6 +15,7 @@ import pytest
 
 import llmlaunch
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
+from llmlaunch.layers.model import model_of as layers_of
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
@@ -23,7 +24,6 @@ from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations
 from llmlaunch.models.huggingface.config import SAME, shape_from_config
 from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
 from llmlaunch.models.huggingface.written import config_of, unsaid
-from llmlaunch.models.kinds import attention_kinds
 from llmlaunch.models.presets import load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
@@ -148,7 +148,9 @@ def test_defaults_are_those_of_the_class(family: str) -> None:
     rope = real.rope_parameters if hasattr(real, "rope_parameters") else {"rope_theta": shape.rotary_base}
     full = rope.get("full_attention", rope.get("main", rope))
     assert shape.rotary_base == full["rope_theta"]
-    assert attention_kinds(shape)[-1].shape.rotary_percent == full.get("partial_rotary_factor", 1.0)
+    window = shape.sliding_window
+    turned = window.full_rotary_percent if window and layers_of(shape).heads_differ else shape.rotary_percent
+    assert turned == full.get("partial_rotary_factor", 1.0)
     assert (shape.rope_scaling is None) == (full.get("rope_type", "default") in ("default", "proportional"))
     for key, value in (DEFAULTS[family].get("rope_parameters") or {}).items():
         assert full[key] == value, key

@@ -15,10 +15,9 @@ from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_fac
 from llmlaunch.layers.model import model_of
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.activations import largest_layer, returned_key_values
+from llmlaunch.memory.activations import kept_by_layer, largest_layer, returned_key_values
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
-from llmlaunch.models.kinds import attention_kinds
 from llmlaunch.models.presets import load_preset
 
 N = 1024  # tokens of a sequence, as many as a window has
@@ -85,7 +84,7 @@ def test_values_are_normed_without_a_weight_and_heads_kept_by_their_kind() -> No
         for queries, keys, width in zip(QUERIES, KEYS, (256, 512), strict=True)
     ]
     assert value(attention) == pytest.approx(N * (50 * kept[0] + 10 * kept[1]))
-    of_kinds = [value(largest_layer, shape=kind.shape) for kind in attention_kinds(GEMMA)]
+    of_kinds = [value(lambda job, rows, kind=kind: kept_by_layer(job, rows)[kind]) for kind in (0, 1)]
     assert value(largest_layer) == max(of_kinds)
     returned = value(returned_key_values, key_values_returned=True)
     assert returned == pytest.approx(60 * N * 2 * 2 * (5 * KEYS[0] + KEYS[1]) / 6)
