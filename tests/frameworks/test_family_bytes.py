@@ -15,7 +15,7 @@ import pytest
 
 import llmlaunch
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
-from llmlaunch.layers.model import model_of as layers_of
+from llmlaunch.layers import model as layered
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
@@ -149,7 +149,7 @@ def test_defaults_are_those_of_the_class(family: str) -> None:
     full = rope.get("full_attention", rope.get("main", rope))
     assert shape.rotary_base == full["rope_theta"]
     window = shape.sliding_window
-    turned = window.full_rotary_percent if window and layers_of(shape).heads_differ else shape.rotary_percent
+    turned = window.full_rotary_percent if window and layered.model_of(shape).heads_differ else shape.rotary_percent
     assert turned == full.get("partial_rotary_factor", 1.0)
     assert (shape.rope_scaling is None) == (full.get("rope_type", "default") in ("default", "proportional"))
     for key, value in (DEFAULTS[family].get("rope_parameters") or {}).items():
