@@ -65,6 +65,7 @@ LAYERS = (
     "mlp",
     "model",
     "pooled_attention",
+    "short_convolution",
     "sparse_attention",
 )
 # of blocks, for seconds and operations alone: tests of `timing` hold them
@@ -82,6 +83,7 @@ BY_HAND = (
     "test_layers_by_hand",
     "test_attention_backward",
     "test_compressed_by_hand",
+    "test_short_convolution",
     "test_kinds_by_hand",
     "test_vision_by_hand",
     "test_moments_by_hand",

@@ -21,6 +21,7 @@ from llmlaunch.layers.mamba import Mamba2
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.pooled_attention import PooledAttention
+from llmlaunch.layers.short_convolution import ShortConvolution
 from llmlaunch.layers.sparse_attention import SparseAttention
 from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape
 
@@ -185,6 +186,9 @@ def _layer(shape: ModelShape, mixer: Block | None, mlp: Block | None) -> Layer:
 def _mixer(shape: ModelShape, at: int) -> Block:
     """Return what the layer at a place has for attention, or instead of it."""
     linear, compressed, window = shape.linear_attention, shape.compressed_attention, shape.sliding_window
+    convolution = shape.short_convolution
+    if convolution is not None and at not in convolution.attention_layers:
+        return ShortConvolution(shape.hidden_size, convolution.kernel, convolution.bias)
     if linear is not None and shape.linear_pattern[at]:
         return DeltaNet(
             shape.hidden_size,

@@ -1,4 +1,5 @@
-"""Sections of a model that say how its layers attend: windows, positions, latents, chosen keys, delta nets."""
+"""Sections of a model that say how its layers attend, or what they do instead: windows, positions, latents, chosen
+keys, delta nets, convolutions."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ __all__ = [
     "Positive",
     "Rate",
     "RopeScaling",
+    "ShortConvolutionShape",
     "Size",
     "SlidingWindow",
     "attention_section",
     "check_compressed",
     "check_indexer",
+    "check_short_convolution",
 ]
 
 Size = Annotated[int, Field(ge=1, le=2**24)]
@@ -110,6 +113,19 @@ class LinearAttention:
 
 
 @section
+class ShortConvolutionShape:
+    """Layers with a gated short convolution in place of attention (LFM2): each column of a token is mixed with the few
+    tokens before it, between two gates."""
+
+    attention_layers: tuple[int, ...] = key(
+        "The layers that have attention, counted from 0; those beyond the last are none",
+        written=tuple[Annotated[int, Field(ge=0, le=10_000)], ...],
+    )
+    kernel: int = key("Tokens that the convolution spans", default=3, ge=1, le=64)
+    bias: bool = key("Biases on the convolution and both projections around it", default=False)
+
+
+@section
 class MlaShape:
     """Multi-latent attention (DeepSeek-V2 and V3), in Megatron's names."""
 
@@ -172,6 +188,7 @@ _SECTIONS: Mapping[str, Callable[..., Any]] = {
     "mla": MlaShape,
     "indexer": Indexer,
     "rope_scaling": RopeScaling,
+    "short_convolution": ShortConvolutionShape,
     "sliding_window": SlidingWindow,
 }
 
@@ -191,6 +208,14 @@ def check_indexer(indexer: Indexer, mla: MlaShape | None) -> None:
     if indexer.head_dim < mla.qk_pos_emb_head_dim:
         raise BadKey(
             ("indexer", "head_dim"), f"must hold the {mla.qk_pos_emb_head_dim} rotary columns, not {indexer.head_dim}"
+        )
+
+
+def check_short_convolution(convolution: ShortConvolutionShape, layers: int) -> None:
+    """Raise `BadKey` where none of the `layers` has a convolution."""
+    if {*range(layers)} <= {*convolution.attention_layers}:
+        raise BadKey(
+            ("short_convolution", "attention_layers"), "leaves no layer with a convolution; remove the section"
         )
 
 

@@ -21,10 +21,12 @@ from llmlaunch.models.attention import (
     Positive,
     Rate,
     RopeScaling,
+    ShortConvolutionShape,
     Size,
     SlidingWindow,
     check_compressed,
     check_indexer,
+    check_short_convolution,
 )
 from llmlaunch.models.mamba import Mamba, check_mamba
 from llmlaunch.models.mixture import OF_MEMORY, OF_TIME, MoeShape, Router, check_mixture
@@ -47,6 +49,7 @@ __all__ = [
     "MoeShape",
     "RopeScaling",
     "Router",
+    "ShortConvolutionShape",
     "SlidingWindow",
     "check_shape",
     "family_of",
@@ -181,6 +184,9 @@ class ModelShape:
     linear_attention: LinearAttention | None = key(
         "Layers with a gated delta net in place of attention; absent = none has", default=None
     )
+    short_convolution: ShortConvolutionShape | None = key(
+        "Layers with a gated short convolution in place of attention (LFM2); absent = none has", default=None
+    )
     compressed_attention: CompressedAttention | None = key(
         "Attention to pooled keys; absent = all keys are a token's own (DeepSeek-V4)", default=None
     )
@@ -265,7 +271,7 @@ OF_FAMILIES = (
     *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
     *("qk_l2_norm", "attention_gate", "linear_attention", "compressed_attention", "residual_streams"),
     *("activation_limit", "value_norm", "keys_are_values"),
-    *("mamba", "mtp_repeated", "vision"),
+    *("mamba", "mtp_repeated", "vision", "short_convolution"),
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
@@ -276,7 +282,7 @@ MARKS = frozenset(
         *("qk_l2_norm", "no_rope_every", "temperature_tuning"),
         *("attention_gate", "linear_attention", "compressed_attention", "residual_streams", "activation_limit"),
         *("value_norm", "keys_are_values"),
-        "mamba",
+        *("mamba", "short_convolution"),
     }
 )
 
@@ -323,6 +329,8 @@ def kind_of(shape: ModelShape) -> str:
         layers = f"vision {layers}"
     if shape.linear_attention is not None:
         return f"linear-attention {layers} {mlp}"
+    if shape.short_convolution is not None:
+        return f"short-convolution {layers} {mlp}"
     if shape.compressed_attention is not None:
         return f"compressed-attention {layers} {mlp}"
     if shape.mamba is not None:
@@ -370,6 +378,9 @@ def check_shape(shape: ModelShape) -> ModelShape:
         check_mixture(shape.moe, shape.num_layers)
     if shape.linear_attention is not None:
         _check_linear(shape, shape.linear_attention)
+    if shape.short_convolution is not None:
+        check_short_convolution(shape.short_convolution, shape.num_layers)
+        _alone(shape, "short_convolution")
     if shape.activation_limit is not None and (shape.activation != "silu" or not shape.gated_mlp):
         raise BadKey(("activation_limit",), "there is no SwiGLU to limit; remove it")
     if shape.compressed_attention is not None:
@@ -410,6 +421,6 @@ def _check_one_part(shape: ModelShape) -> None:
 
 def _alone(shape: ModelShape, section: str) -> None:
     """Raise `BadKey` for another kind of attention beside the one that `section` says."""
-    for name in ("mla", "sliding_window", "linear_attention", "compressed_attention"):
+    for name in ("mla", "sliding_window", "linear_attention", "short_convolution", "compressed_attention"):
         if name != section and getattr(shape, name) is not None:
             raise BadKey((name,), f"stands beside {section} in no known model; remove one of the two")

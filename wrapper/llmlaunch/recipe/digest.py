@@ -112,6 +112,7 @@ _LATER: Mapping[str, Any] = {
     "norms_after_alone": False,
     "attention_gate": False,
     "linear_attention": None,
+    "short_convolution": None,
     "compressed_attention": None,
     "residual_streams": 1,
     "value_norm": False,
