@@ -25,7 +25,7 @@ from llmlaunch.models.huggingface.config import SAME, shape_from_config
 from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
 from llmlaunch.models.huggingface.written import config_of, unsaid
 from llmlaunch.models.presets import load_preset, preset_names
-from llmlaunch.models.shape import FAMILIES, ModelShape
+from llmlaunch.models.shape import FAMILIES, ModelShape, ShortConvolutionShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import Workload
 
@@ -82,6 +82,14 @@ VARIED = [
     {"model_type": "glm4_moe", **LATENT, "head_dim": 20, "n_shared_experts": 2, "partial_rotary_factor": 1.0},
     {"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "rotary_dim": 10},
     {"model_type": "olmo3", "sliding_window": 8, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    {"model_type": "lfm2", "block_ff_dim": 200, "conv_L_cache": 4, "conv_bias": True, "full_attn_idxs": [1, 3]},
+    {
+        "model_type": "lfm2",
+        "head_dim": 20,
+        "tie_embedding": False,
+        "layer_types": ["conv", "full_attention"] + ["conv"] * 3,
+    },
+    {"model_type": "lfm2", "block_auto_adjust_ff_dim": False},
     {"model_type": "phi3", "partial_rotary_factor": 0.75, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "pad_token_id": None},
     {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "sliding_window": 8},
     {"model_type": "qwen3_next", **EXPERTS, "head_dim": 20, "mlp_only_layers": [0], "full_attention_interval": 2},
@@ -274,6 +282,18 @@ def test_layers_with_heads_of_their_own_keep_what_is_priced() -> None:
     assert priced(four) == pytest.approx(measured - statistics, rel=0.002)
 
 
+def convolved(layers: int) -> ModelShape:
+    """LFM2 with few small layers, every second of which has attention."""
+    whole = small(load_preset("lfm2-1.2b"), layers)
+    return replace(whole, short_convolution=ShortConvolutionShape(tuple(range(1, layers, 2))))
+
+
+def test_layers_with_convolutions_keep_what_is_priced() -> None:
+    """Two layers of each kind less one."""
+    measured = (kept(model_of(convolved(4))) - kept(model_of(convolved(2)))) / 2
+    assert priced(convolved(4)) == pytest.approx(measured, rel=0.002)
+
+
 def model_of(shape: ModelShape, attention: str = "sdpa") -> Any:
     """The model of Transformers in bf16."""
     import torch
@@ -403,6 +423,20 @@ def test_each_linear_keeps_its_input_in_the_type_of_the_adapters_that_peft_makes
     assert counted == pytest.approx(adapted(3) - adapted(2), rel=PRESETS[preset] + 0.004)
 
 
+@pytest.mark.parametrize("names", [None, ("q_proj", "v_proj")])
+def test_adapters_beside_convolutions_keep_what_is_priced(names: tuple[str, ...] | None) -> None:
+    """A third layer behind two has a convolution."""
+    from peft import LoraConfig, get_peft_model
+
+    def adapted(layers: int) -> int:
+        wanted = LoraConfig(r=4, target_modules=list(names) if names else "all-linear", task_type="CAUSAL_LM")
+        return kept(get_peft_model(model_of(convolved(layers)), wanted).train())
+
+    alone = replace(convolved(2), short_convolution=ShortConvolutionShape(()))
+    counted = priced(alone, Techniques(adapters=Adapters(4, target_modules=names or ())))
+    assert counted == pytest.approx(adapted(3) - adapted(2), rel=0.002)
+
+
 def test_the_script_finds_the_adapted_layers_of_every_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of attention, and with dense MLPs all linear layers of the blocks."""
     import torch
@@ -410,7 +444,7 @@ def test_the_script_finds_the_adapted_layers_of_every_kind_of_model(monkeypatch:
     monkeypatch.syspath_prepend(str(Path(llmlaunch.__file__).parent / "trainers" / "deepspeed"))
     from adapters import TARGETS, targets_in
 
-    for preset in ("llama3-8b", "mixtral-8x7b", "phi-4", "gpt3-6.7b", "deepseek-v3"):
+    for preset in ("llama3-8b", "mixtral-8x7b", "phi-4", "gpt3-6.7b", "deepseek-v3", "lfm2-1.2b"):
         shape = small(load_preset(preset), 2)
         with torch.device("meta"):
             model = model_of(shape)
@@ -421,7 +455,7 @@ def test_the_script_finds_the_adapted_layers_of_every_kind_of_model(monkeypatch:
             ends = tuple(f".{end}" for end in targets_in(model, list(names)))
             return {name for name in linears if name.endswith(ends)}
 
-        assert matched(ATTENTION) == {name for name in linears if "attn" in name}, preset
+        assert matched(ATTENTION) == {name for name in linears if "attn" in name or ".conv." in name}, preset
         assert shape.moe is not None or matched(list(TARGETS)) == linears, preset
 
 

@@ -59,6 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": LATENT | {"head_dim": 16, "attention_bias": True, "use_qk_norm": True, "rope_theta": 10000.0},
     "minimax_m2": BASE | {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8},
     "olmo3": BASE | {"sliding_window": 32},
+    "lfm2": BASE | {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1]},
     "phi3": BASE | {"pad_token_id": None},
     "gemma": BASE,
     "gemma2": BASE | WINDOWS,
@@ -72,6 +73,7 @@ ALSO_SPLIT = {
     "gemma3_text, tensor": Layout(tensor=2, micro_batch_size=8, zero_stage=1),
     "qwen3, tensor": Layout(tensor=2, micro_batch_size=8, zero_stage=3),
     "gemma3_text, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
+    "lfm2, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "deepseek_v3, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "gemma, context": Layout(context=2, micro_batch_size=8, zero_stage=1),
 }

@@ -19,11 +19,24 @@ from llmlaunch.models.presets import find_model, load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape, RopeScaling, SlidingWindow
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"  # the fields of published files that say what a model is
-LLAMA, MIXTRAL_8X7B, GEMMA3, DEEPSEEK_V2, DEEPSEEK_V3, QWEN3_MOE, GPT3, QWEN_NEXT, DEEPSEEK_V4, GEMMA4, QWEN_VL = (
+(
+    LLAMA,
+    MIXTRAL_8X7B,
+    GEMMA3,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    QWEN3_MOE,
+    GPT3,
+    QWEN_NEXT,
+    DEEPSEEK_V4,
+    GEMMA4,
+    QWEN_VL,
+    LFM2,
+) = (
     json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
     for name in (
         *("llama3-8b", "mixtral-8x7b", "gemma3-27b", "deepseek-v2", "deepseek-v3", "qwen3-30b-a3b", "gpt3-6.7b"),
-        *("qwen3-next-80b-a3b", "deepseek-v4-flash", "gemma4-31b", "qwen3-vl-8b"),
+        *("qwen3-next-80b-a3b", "deepseek-v4-flash", "gemma4-31b", "qwen3-vl-8b", "lfm2-1.2b"),
     )
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
@@ -162,6 +175,12 @@ def test_head_size_tied_embeddings_biases_and_the_rotary_base_are_read(tmp_path:
         (QWEN3_MOE, {"attention_bias": True}, "attention_bias: biases of attention alone"),
         (QWEN3_MOE, {"mlp_only_layers": "all"}, "mlp_only_layers"),
         (QWEN_NEXT, {"layer_types": ["linear_attention"] * 46 + ["full_attention"] * 2}, "even distances"),
+        (LFM2, {"full_attn_idxs": "all"}, "full_attn_idxs: must be a list of layer numbers"),
+        (LFM2, {"full_attn_idxs": [-1]}, "full_attn_idxs: must be a list of layer numbers"),
+        (LFM2, {"layer_types": ["conv"]}, "layer_types: must name full_attention or conv for each of 16 layers"),
+        (LFM2, {"layer_types": ["sliding_attention"] * 16}, "layer_types: must name full_attention or conv"),
+        (LFM2, {"conv_L_cache": 65}, "conv_L_cache: must be a whole number from 1 to 64"),
+        (LFM2, {"block_ffn_dim_multiplier": 0}, "block_ffn_dim_multiplier: must be above 0"),
         (QWEN_NEXT, {"linear_num_value_heads": 24}, "linear_num_value_heads: must be a multiple of num_key_heads (16)"),
         (GEMMA3, {"use_bidirectional_attention": True}, "only causal"),
         (GEMMA3, {"hidden_activation": "gelu"}, "hidden_activation: only gelu_pytorch_tanh"),
@@ -225,6 +244,30 @@ def test_layers_with_linear_attention_by_each_key(tmp_path: Path) -> None:
     assert full_every(layer_types=["full_attention"] * 6) is None
     with pytest.raises(UserError, match="layers of full_attention must stand in even distances"):
         full_every(layer_types=["full_attention"] + ["linear_attention"] * 5)
+
+
+def test_layers_with_convolutions_by_each_key(tmp_path: Path) -> None:
+    def attention(**change: Any) -> tuple[int, ...] | None:
+        convolution = shape_of(tmp_path, LFM2 | {"num_hidden_layers": 4} | change).short_convolution
+        return None if convolution is None else convolution.attention_layers
+
+    assert attention() == (2, 5, 8, 10, 12, 14)
+    assert attention(layer_types=["conv", "full_attention"] * 2) == (1, 3)
+    assert attention(full_attn_idxs=[]) == ()
+    assert attention(full_attn_idxs=None) is None
+    assert attention(layer_types=["full_attention"] * 4) is None
+
+
+def test_the_width_of_an_mlp_is_rounded_where_the_class_rounds_it(tmp_path: Path) -> None:
+    def width(**change: Any) -> int:
+        return shape_of(tmp_path, LFM2 | change).ffn_hidden_size
+
+    assert width() == 8192  # two thirds of 12288
+    assert width(block_ff_dim=6656) == 4608  # 4437, to the next multiple of 256
+    assert width(block_ff_dim=6656, block_ffn_dim_multiplier=2.0) == 8960
+    assert width(block_ff_dim=6656, block_ffn_dim_multiplier=None) == 4437
+    assert width(block_ff_dim=6656, block_multiple_of=1) == 4437
+    assert width(block_auto_adjust_ff_dim=False, intermediate_size=1) == 12288  # block_ff_dim goes before
 
 
 def test_dense_layers_among_mixtures_by_each_familys_keys(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_the_activation_follows_from_the_gate_unless_it_is_said() -> None:
         ({"compressed_attention": POOLING, "num_query_groups": 1}, "deepseek_v4"),
         ({"residual_streams": 2}, "deepseek_v4"),
         ({"value_norm": True}, "gemma4_text"),
+        ({"short_convolution": {"attention_layers": [1]}, "qk_layernorm": True}, "lfm2"),
         ({"family": "mistral"}, "mistral"),
     ],
 )
@@ -149,6 +150,9 @@ def test_layers_that_pool_stay_where_a_base_is_cut() -> None:
         ({"linear_attention": {"num_value_heads": 24}}, "linear_attention.num_value_heads"),
         ({"linear_attention": {}, "sliding_window": {"tokens": 8}}, "sliding_window"),
         ({"linear_attention": {}, "qkv_bias": True}, "linear_bias"),
+        ({"short_convolution": {"attention_layers": [1, 0]}}, "short_convolution.attention_layers"),
+        ({"short_convolution": {"attention_layers": [1]}, "linear_attention": {}}, "short_convolution"),
+        ({"short_convolution": {"attention_layers": [1]}, "sliding_window": {"tokens": 8}}, "sliding_window"),
         ({"qk_l2_norm": True, "qk_layernorm": True}, "qk_l2_norm"),
         ({"qk_l2_norm": True, "mla": MLA}, "qk_l2_norm"),
         ({"no_rope_every": 4, "mla": MLA}, "no_rope_every"),

@@ -86,6 +86,7 @@ Family = Literal[
     "deepseek_v4",
     "gemma4_text",
     "nemotron_h",
+    "lfm2",
 ]
 FAMILIES: tuple[str, ...] = get_args(Family)
 
@@ -296,6 +297,7 @@ def family_of(shape: ModelShape) -> str:
         "nemotron_h": shape.mamba is not None,
         "qwen3_next": (shape.linear_attention is not None or shape.attention_gate) and shape.moe is not None,
         "qwen3_5_text": shape.linear_attention is not None or shape.attention_gate,
+        "lfm2": shape.short_convolution is not None,
         "olmo3": shape.norms_after_alone,
         "llama4_text": shape.no_rope_every > 0,
         "gemma4_text": shape.value_norm or shape.keys_are_values,

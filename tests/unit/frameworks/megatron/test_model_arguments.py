@@ -20,6 +20,7 @@ from llmlaunch.models.shape import (
     MoeShape,
     RopeScaling,
     Router,
+    ShortConvolutionShape,
     SlidingWindow,
 )
 from llmlaunch.models.vision import Vision
@@ -244,6 +245,7 @@ REFUSED: list[tuple[str, ModelShape]] = [
     ("model.activation", replace(DENSE, activation="gelu")),
     ("model.activation", replace(DENSE, gated_mlp=False, activation="silu")),
     ("model.post_norms", replace(DENSE, post_norms=True)),
+    ("model.short_convolution", replace(DENSE, short_convolution=ShortConvolutionShape((0,)))),
     ("model.scaled_embedding", replace(DENSE, scaled_embedding=True)),
     ("model.attention_scale", replace(DENSE, attention_scale=256.0)),
     ("model.attention_softcap", replace(DENSE, attention_softcap=50.0)),

@@ -7,6 +7,7 @@ import numpy as np
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import implies
 from llmlaunch.layers.model import model_of
+from llmlaunch.layers.short_convolution import ShortConvolution
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
@@ -88,10 +89,11 @@ def _divisors(number: int, most: int) -> tuple[int, ...]:
 
 
 OTHER_STYLES = ("phi3", "olmo3", "gemma4_text")  # in their plans of transformers 5.23
+WITHOUT_PLAN = ("lfm2",)
 
 
 def tensor_plan(s: Situation) -> BoolColumn:
-    split = s.shape.family not in OTHER_STYLES
+    split = s.shape.family not in (*OTHER_STYLES, *WITHOUT_PLAN)
     planned = split and s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
     return implies(s.layouts.tensor > 1, planned)
 
@@ -117,7 +119,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         "tensor-plan",
         "the tensor-parallel plans of Hugging Face's mixtures, of multi-latent attention, of Phi, OLMo and Gemma 4 "
-        "have styles AutoTP refuses, and GPT-2 has no plan: tensor must be 1",
+        "have styles AutoTP refuses, and GPT-2 and LFM2 have no plan: tensor must be 1",
         PLAN,
         tensor_plan,
     ),
@@ -177,6 +179,13 @@ SPLIT_RULES: tuple[Rule, ...] = (
         "Gemma 4 have not: context must be 1",
         "deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.forward, 0.19.8",
         lambda s: implies(s.layouts.context > 1, s.shape.mla is None and not model_of(s.shape).heads_differ),
+    ),
+    Rule(
+        "context-convolutions",
+        "Ulysses gathers the sequence for attention alone, and a short convolution reads the tokens before its own: "
+        "context must be 1",
+        "transformers/models/lfm2/modeling_lfm2.py Lfm2ShortConv.forward, 5.23",
+        lambda s: implies(s.layouts.context > 1, not model_of(s.shape).has(ShortConvolution)),
     ),
     Rule(
         "context-masks",

@@ -128,6 +128,13 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         priced=True,
     ),
     Requirement(
+        "no-short-convolution",
+        "model.short_convolution",
+        "no layer here is a gated short convolution, as LFM2's; " + ELSEWHERE,
+        "megatron/core/ssm and megatron/core/models/hybrid, core 0.19",
+        lambda r: r.model.short_convolution is not None,
+    ),
+    Requirement(
         "no-scaled-embedding",
         "model.scaled_embedding",
         "no argument multiplies the embedding by sqrt(hidden_size), as Gemma's; " + ELSEWHERE,

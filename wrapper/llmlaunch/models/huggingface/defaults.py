@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmlaunch.models.huggingface.lfm2 import LFM2
 from llmlaunch.models.huggingface.nemotron import NEMOTRON_H
 
 __all__ = ["ALIASES", "DEFAULTS"]
@@ -328,6 +329,7 @@ DEFAULTS: Mapping[str, Values] = {
     "qwen3_5_moe_text": {key: value for key, value in _QWEN_NEXT.items() if key != "intermediate_size"}
     | {"num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8, **_QWEN_NEXT_EXPERTS},
     "nemotron_h": dict(NEMOTRON_H),
+    "lfm2": dict(LFM2),
     "phi3": _COMMON
     | {
         "vocab_size": 32064,

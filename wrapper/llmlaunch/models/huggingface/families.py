@@ -36,6 +36,7 @@ from llmlaunch.models.huggingface.keys import (
     TURNED,
     read_keys,
 )
+from llmlaunch.models.huggingface.lfm2 import lfm2
 from llmlaunch.models.huggingface.nemotron import nemotron_h
 from llmlaunch.models.huggingface.reader import (
     CHUNKED,
@@ -462,4 +463,5 @@ BUILDERS: Mapping[str, Callable[[ConfigReader], ModelShape]] = {
     "qwen3_5_moe_text": qwen3_5_moe,
     "deepseek_v4": deepseek_v4,
     "nemotron_h": nemotron_h,
+    "lfm2": lfm2,
 }

@@ -16,8 +16,9 @@ from llmlaunch.models.shape import ModelShape
 
 __all__ = [
     "COMPRESSED", "DECODER", "DEEPSEEK_EXPERTS", "DEEPSEEK_ROUTER", "ENCODER", "GEMMA2_KEYS", "GEMMA4_KEYS", "GLM_KEYS",
-    "GPT2_KEYS", "INDEXER", "KEYS_OF", "LATENT", "LINEAR_ATTENTION", "LLAMA4_KEYS", "LOCAL_EXPERTS", "MAMBA",
-    "NEMOTRON_DECODER", "NEMOTRON_EXPERTS", "POOLED_KEYS", "QKV_BIAS", "QWEN_EXPERTS", "SHARED_EXPERT", "TURNED",
+    "GPT2_KEYS", "INDEXER", "KEYS_OF", "LATENT", "LFM2_DECODER", "LINEAR_ATTENTION", "LLAMA4_KEYS", "LOCAL_EXPERTS",
+    "MAMBA", "NEMOTRON_DECODER", "NEMOTRON_EXPERTS", "POOLED_KEYS", "QKV_BIAS", "QWEN_EXPERTS", "SHARED_EXPERT",
+    "SHORT_CONVOLUTION", "TURNED",
     "ConfigKey", "read_keys", "written_keys"
 ]  # fmt: skip
 
@@ -139,6 +140,10 @@ LINEAR_ATTENTION = (
     ConfigKey("linear_value_head_dim", "linear_attention.value_head_dim"),
     ConfigKey("linear_conv_kernel_dim", "linear_attention.conv_kernel", _up_to(64)),
 )
+SHORT_CONVOLUTION = (
+    ConfigKey("conv_L_cache", "short_convolution.kernel", _up_to(64)),
+    ConfigKey("conv_bias", "short_convolution.bias", ConfigReader.flag),
+)
 COMPRESSED = (
     ConfigKey("q_lora_rank", "compressed_attention.q_lora_rank"),
     ConfigKey("o_groups", "compressed_attention.output_groups"),
@@ -215,11 +220,16 @@ def _without(*keys: str) -> tuple[ConfigKey, ...]:
     return tuple(row for row in DECODER if row.key not in keys)
 
 
+LFM2_DECODER = (
+    *_without("rms_norm_eps", "attention_dropout"),
+    ConfigKey("norm_eps", "norm_epsilon", _positive),
+)
 _MIXTURE = _without("intermediate_size")
 _LATENT_MIXTURE = (*_without("head_dim", "num_key_value_heads"), *LATENT, *DEEPSEEK_EXPERTS)
 KEYS_OF: Mapping[str, tuple[ConfigKey, ...]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo3"), DECODER),
     "phi3": (*DECODER, *TURNED),
+    "lfm2": (*LFM2_DECODER, *SHORT_CONVOLUTION),
     **dict.fromkeys(("mixtral", "gpt_oss"), (*_MIXTURE, *LOCAL_EXPERTS)),
     "minimax_m2": (*_MIXTURE, *LOCAL_EXPERTS, *TURNED),
     "llama4_text": (*_MIXTURE, *LOCAL_EXPERTS, *LLAMA4_KEYS),

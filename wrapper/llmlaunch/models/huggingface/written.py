@@ -202,6 +202,13 @@ def _olmo(shape: ModelShape) -> Json:
     return _windows(shape) | {"rope_parameters": parameters, "rope_scaling": None}
 
 
+def _lfm2(shape: ModelShape) -> Json:
+    """The width of an MLP as it is, which the class would round, and all layers where none has a convolution."""
+    convolution = shape.short_convolution
+    layers = range(shape.num_layers) if convolution is None else convolution.attention_layers
+    return {"block_auto_adjust_ff_dim": False, "full_attn_idxs": list(layers)}
+
+
 def _windows(shape: ModelShape) -> Json:
     """The class wants a window even where no layer has one."""
     window = shape.sliding_window
@@ -345,6 +352,7 @@ _OF_FAMILY: Mapping[str, Callable[[ModelShape], Json]] = {
     "minimax_m2": _minimax,
     "phi3": _phi,
     "olmo3": _olmo,
+    "lfm2": _lfm2,
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_next),

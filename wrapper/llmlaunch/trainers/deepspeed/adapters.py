@@ -11,15 +11,16 @@ import torch.distributed as dist
 
 ADAPTER = "default"  # peft's name of the only one
 # Linear layers by the names that most families have, each with how it ends in those that fuse some of them (Phi-3 and
-# GPT-2) or have latents (DeepSeek).
+# GPT-2), have latents (DeepSeek), or other names for what puts out what is mixed (LFM2, both projections of whose
+# convolutions are among these) and for an MLP.
 TARGETS = {
     "q_proj": ("q_proj", "qkv_proj", "attn.c_attn", "q_a_proj", "q_b_proj"),
     "k_proj": ("k_proj", "qkv_proj", "attn.c_attn", "kv_a_proj_with_mqa", "kv_b_proj"),
     "v_proj": ("v_proj", "qkv_proj", "attn.c_attn", "kv_a_proj_with_mqa", "kv_b_proj"),
-    "o_proj": ("o_proj", "attn.c_proj"),
-    "gate_proj": ("gate_proj", "gate_up_proj"),
-    "up_proj": ("up_proj", "gate_up_proj", "mlp.c_fc"),
-    "down_proj": ("down_proj", "mlp.c_proj"),
+    "o_proj": ("o_proj", "attn.c_proj", "self_attn.out_proj", "conv.in_proj", "conv.out_proj"),
+    "gate_proj": ("gate_proj", "gate_up_proj", "feed_forward.w1"),
+    "up_proj": ("up_proj", "gate_up_proj", "mlp.c_fc", "feed_forward.w3"),
+    "down_proj": ("down_proj", "mlp.c_proj", "feed_forward.w2"),
 }
 
 
