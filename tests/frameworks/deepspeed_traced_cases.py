@@ -19,10 +19,11 @@ from llmlaunch.recipe.types import Recipe
 
 RANKS = 8
 HIDDEN, LAYERS = 1024, 2
-SHAPE = (
-    f"family: llama, num_layers: {LAYERS}, hidden_size: {HIDDEN}, ffn_hidden_size: 2816, num_attention_heads: 8, "
+SIZES = (
+    f"num_layers: {LAYERS}, hidden_size: {HIDDEN}, ffn_hidden_size: 2816, num_attention_heads: 8, "
     "num_query_groups: 4, max_position_embeddings: 1000000"
 )
+SHAPE = f"family: llama, {SIZES}"
 LLAMA = f"model={{{SHAPE}, vocab_size: 32000}}"
 FEW_WORDS = f"model={{{SHAPE}, vocab_size: 2048}}"  # layers weigh more than the loss
 WIDE = (
@@ -38,6 +39,10 @@ GPT2 = (
     "model={family: gpt2, num_layers: 2, hidden_size: 1024, ffn_hidden_size: 4096, num_attention_heads: 8, "
     "num_query_groups: 8, vocab_size: 32000, max_position_embeddings: 2048, tied_embeddings: true, gated_mlp: false, "
     "linear_bias: true, normalization: LayerNorm, position_embedding: learned_absolute}"
+)
+LFM2 = (
+    f"model={{family: lfm2, {SIZES}, vocab_size: 2048, tied_embeddings: true, qk_layernorm: true, "
+    "short_convolution: {attention_layers: [1]}}"
 )
 
 
@@ -112,6 +117,8 @@ CASES = (
         microbatches=1,
     ),
     Case("GPT-2", split(2), model=GPT2),
+    Case("convolutions", split(2), model=LFM2, length=8192, microbatches=1),
+    Case("convolutions beside an MLP in pieces", split(2), ("layout={mlp_chunks: 8}",), LFM2, 8192, 1),
     Case(
         "attention beside an MLP in pieces",
         split(3, recompute=RECOMPUTE_FULL),

@@ -34,7 +34,8 @@ def chunk_mlps(model: torch.nn.Module, chunks: int) -> None:
         return TiledMLP.apply(type(mlp).forward, mlp, inputs, chunks, list(mlp.parameters()))
 
     for layer in layers_of(model):
-        layer.mlp.forward = types.MethodType(forward, layer.mlp)
+        mlp = layer.mlp if hasattr(layer, "mlp") else layer.feed_forward  # LFM2's
+        mlp.forward = types.MethodType(forward, mlp)
 
 
 def tile_loss(model: torch.nn.Module, tiles: int) -> None:
