@@ -89,13 +89,17 @@ def _divisors(number: int, most: int) -> tuple[int, ...]:
 
 
 OTHER_STYLES = ("phi3", "olmo3", "gemma4_text")  # in their plans of transformers 5.23
-WITHOUT_PLAN = ("lfm2",)
 
 
 def tensor_plan(s: Situation) -> BoolColumn:
-    split = s.shape.family not in (*OTHER_STYLES, *WITHOUT_PLAN)
+    split = s.shape.family not in OTHER_STYLES
     planned = split and s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
     return implies(s.layouts.tensor > 1, planned)
+
+
+def convolutions_unsplit(s: Situation) -> BoolColumn:
+    convolved = s.shape.family == "lfm2" or model_of(s.shape).has(ShortConvolution)
+    return implies(s.layouts.tensor * s.layouts.context > 1, not convolved)
 
 
 def context_unmasked(s: Situation) -> BoolColumn:
@@ -119,7 +123,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         "tensor-plan",
         "the tensor-parallel plans of Hugging Face's mixtures, of multi-latent attention, of Phi, OLMo and Gemma 4 "
-        "have styles AutoTP refuses, and GPT-2 and LFM2 have no plan: tensor must be 1",
+        "have styles AutoTP refuses, and GPT-2 has no plan: tensor must be 1",
         PLAN,
         tensor_plan,
     ),
@@ -181,11 +185,11 @@ SPLIT_RULES: tuple[Rule, ...] = (
         lambda s: implies(s.layouts.context > 1, s.shape.mla is None and not model_of(s.shape).heads_differ),
     ),
     Rule(
-        "context-convolutions",
-        "Ulysses gathers the sequence for attention alone, and a short convolution reads the tokens before its own: "
-        "context must be 1",
+        "convolutions-unsplit",
+        "LFM2 has no tensor-parallel plan, and Ulysses gathers the sequence for attention alone, where a short "
+        "convolution reads the tokens before its own: tensor and context must be 1",
         "transformers/models/lfm2/modeling_lfm2.py Lfm2ShortConv.forward, 5.23",
-        lambda s: implies(s.layouts.context > 1, not model_of(s.shape).has(ShortConvolution)),
+        convolutions_unsplit,
     ),
     Rule(
         "context-masks",
