@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -126,7 +126,7 @@ def stream_contraction(shape: ModelShape) -> int:
     return streams * (shape.stream_width + 1) + 1 if streams > 1 else 0
 
 
-@cache
+@lru_cache(maxsize=256)
 def model_of(shape: ModelShape) -> Model:
     """Return the layers of a shape."""
     layers = tuple(_layer(shape, mixer, mlp) for mixer, mlp in _decoder_parts(shape))
