@@ -14,11 +14,15 @@ def atorch_pipeline_facts(facts: MemoryFacts) -> MemoryFacts:
     atorch/examples/llama2/ds_3d_llama2.py). Embedding and head are split over tensor ranks. Of each logit the engine
     keeps the 16-bit output; the loss makes an fp32 copy and another that becomes the softmax and then its own gradient
     (atorch/modules/distributed_modules/cross_entropy.py), which is narrowed for the head."""
+    width = facts.layer.activation_bytes
     return replace(
         facts,
-        pipeline_buffers=2,
-        embedding_whole=False,
-        logits_gathered=False,
-        logit_bytes=facts.activation_bytes + 8.0,
-        logit_gradient_bytes=2.0 * facts.activation_bytes + 4.0,
+        states=replace(facts.states, embedding_whole=False),
+        loss=replace(
+            facts.loss,
+            logits_gathered=False,
+            logit_bytes=width + 8.0,
+            logit_gradient_bytes=2.0 * width + 4.0,
+        ),
+        exchange=replace(facts.exchange, pipeline_buffers=2),
     )

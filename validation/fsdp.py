@@ -16,7 +16,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.facts import FullSharding, MemoryFacts
+from llmlaunch.facts import (
+    AllocatorFacts,
+    AttentionFacts,
+    ExchangeFacts,
+    ForeignFacts,
+    FullSharding,
+    LayerFacts,
+    LossFacts,
+    MemoryFacts,
+    StateFacts,
+    StepFacts,
+)
 from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES
 
@@ -47,29 +58,31 @@ def torchtitan_facts(compiled: bool, compiled_loss: bool, float8_gather: bool, t
             backend="torchtitan",
             version="b5bcd76",
             source="torchtitan train.py, parallelisms/parallelize_llama.py, 9dec370; torch/distributed/fsdp, 2.13",
-            parameter_bytes=4.0,
-            gradient_bytes=4.0,
-            optimizer_bytes=MOMENTS,
-            step_bytes_sharded=(4.0, 4.0, 4.0, 4.0),
-            full_sharding=FullSharding(
-                gathered_bytes=1.0 if float8_gather else 2.0,
-                root_bytes=2.0,
-                gradient_bytes=2.0,
-                reduced_bytes=4.0,
-                keeps_stage=True,
+            states=StateFacts(
+                parameter_bytes=4.0,
+                gradient_bytes=4.0,
+                optimizer_bytes=MOMENTS,
+                full_sharding=FullSharding(
+                    gathered_bytes=1.0 if float8_gather else 2.0,
+                    root_bytes=2.0,
+                    gradient_bytes=2.0,
+                    reduced_bytes=4.0,
+                    keeps_stage=True,
+                ),
             ),
-            gated_activation_fused=compiled,
-            norm_extra_bytes=0.0 if compiled else UNFUSED_NORM,
-            key_values_expanded=True,
-            gathered_inputs_kept=True,
-            operators_kept=True,
-            unused_outputs_kept=not compiled,
-            logit_bytes=loss,
-            logit_gradient_bytes=2.0 if compiled_loss else 6.0,
-            cached_logit_bytes=0.0 if compiled_loss else 2.0,
-            step_logits_bytes=2.0,
-            pipeline_buffers=2,
-            pipeline_buffers_by_microbatch=True,
+            step=StepFacts(step_bytes_sharded=(4.0, 4.0, 4.0, 4.0)),
+            layer=_blocks(compiled),
+            attention=AttentionFacts(key_values_expanded=True),
+            loss=LossFacts(logit_bytes=loss, logit_gradient_bytes=2.0 if compiled_loss else 6.0),
+            exchange=ExchangeFacts(pipeline_buffers=2),
+            foreign=ForeignFacts(
+                operators_kept=True,
+                unused_outputs_kept=not compiled,
+                gathered_inputs_kept=True,
+                pipeline_buffers_by_microbatch=True,
+                cached_logit_bytes=0.0 if compiled_loss else 2.0,
+                step_logits_bytes=2.0,
+            ),
         )
     )
 
@@ -89,23 +102,24 @@ def torchtune_facts(
     (torchtune/modules/transformer.py); with the chunked loss they stay narrow and one chunk of eight at a time is cast
     (modules/loss/ce_chunked_output_loss.py)."""
     width = ELEMENT_BYTES[precision]
-    gradients = 0.0 if optimizer_in_backward else width
     step = 0.0 if fused_optimizer or optimizer_in_backward else state_bytes
     return _finished(
         MemoryFacts(
             backend="torchtune",
             version="bd2a0fc7",
             source="torchtune recipes/full_finetune_single_device.py, torchtune/modules/transformer.py, bd2a0fc7",
-            parameter_bytes=width,
-            gradient_bytes=gradients,
-            optimizer_bytes=2.0 * state_bytes,
-            step_bytes=(step, step, step, step),
-            activation_bytes=width,
-            gated_activation_fused=compiled,
-            norm_extra_bytes=0.0 if compiled else UNFUSED_NORM,
-            key_values_expanded=True,
-            logit_bytes=width + FP32_LOSS / CHUNKS if chunked_loss else FP32_LOSS,
-            logit_gradient_bytes=width + (0.0 if chunked_loss else 4.0),
+            states=StateFacts(
+                parameter_bytes=width,
+                gradient_bytes=0.0 if optimizer_in_backward else width,
+                optimizer_bytes=2.0 * state_bytes,
+            ),
+            step=StepFacts(step_bytes=(step, step, step, step)),
+            layer=replace(_blocks(compiled), activation_bytes=width),
+            attention=AttentionFacts(key_values_expanded=True),
+            loss=LossFacts(
+                logit_bytes=width + FP32_LOSS / CHUNKS if chunked_loss else FP32_LOSS,
+                logit_gradient_bytes=width + (0.0 if chunked_loss else 4.0),
+            ),
         )
     )
 
@@ -116,16 +130,14 @@ def composer_facts() -> MemoryFacts:
     AdamW steps parameter by parameter. LayerNorm runs in bf16 (`low_precision_layernorm`,
     scripts/train/benchmarking/submit_benchmarks.py); the fused loss keeps bf16 logits and their gradient
     (llmfoundry/models/mpt/modeling_mpt.py `fused_crossentropy`)."""
+    sharding = FullSharding(gathered_bytes=2.0, root_bytes=2.0, gradient_bytes=2.0, reduced_bytes=4.0)
     return _finished(
         MemoryFacts(
             backend="composer",
             version="8c8dd48",
             source="llm-foundry scripts/train/benchmarking, 8c8dd48; composer/distributed/mosaic_parallelism.py",
-            parameter_bytes=4.0,
-            gradient_bytes=4.0,
-            optimizer_bytes=MOMENTS,
-            full_sharding=FullSharding(gathered_bytes=2.0, root_bytes=2.0, gradient_bytes=2.0, reduced_bytes=4.0),
-            logit_bytes=4.0,
+            states=StateFacts(parameter_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=MOMENTS, full_sharding=sharding),
+            loss=LossFacts(logit_bytes=4.0),
         )
     )
 
@@ -136,22 +148,17 @@ def atorch_facts() -> MemoryFacts:
     fp32. Hugging Face's loss (transformers 4.31) keeps its fp32 logits besides; because layers are checkpointed from
     outside, the model's default `use_cache` stays on and the outputs hold every layer's keys and values through the
     backward pass (atorch/modules/transformer/layers.py `past_key_value`)."""
+    sharding = FullSharding(gathered_bytes=4.0, root_bytes=4.0, gradient_bytes=4.0, reduced_bytes=4.0)
     return _finished(
         MemoryFacts(
             backend="atorch",
             version="11bf2fb",
             source="dlrover atorch/examples/llama2/fsdp_llama2.py, 11bf2fb; transformers modeling_llama.py, 4.31",
-            parameter_bytes=4.0,
-            gradient_bytes=4.0,
-            optimizer_bytes=MOMENTS,
-            step_bytes_sharded=(4.0, 4.0, 4.0, 4.0),
-            full_sharding=FullSharding(gathered_bytes=4.0, root_bytes=4.0, gradient_bytes=4.0, reduced_bytes=4.0),
-            stream_bytes=4.0,
-            key_values_returned=True,
-            gated_activation_fused=False,
-            norm_extra_bytes=UNFUSED_NORM,
-            logit_bytes=4.0 + FP32_LOSS,
-            logit_gradient_bytes=8.0,
+            states=StateFacts(parameter_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=MOMENTS, full_sharding=sharding),
+            step=StepFacts(step_bytes_sharded=(4.0, 4.0, 4.0, 4.0)),
+            layer=_blocks(compiled=False),
+            loss=LossFacts(logit_bytes=4.0 + FP32_LOSS, logit_gradient_bytes=8.0),
+            foreign=ForeignFacts(stream_bytes=4.0, key_values_returned=True),
         )
     )
 
@@ -163,33 +170,40 @@ def internevo_facts() -> MemoryFacts:
     the model's output is cast to fp32 and the loss writes its gradient over it. FSDP shards in the group ZERO1, metrics
     and the first parameters go through DATA, norms through MODEL and tests of the machine through GLOBAL
     (internlm/train/training_internlm.py, model/metrics.py, utils/parallel.py, core/context/parallel_context.py)."""
-    facts = _finished(
+    sharding = FullSharding(
+        gathered_bytes=2.0, root_bytes=2.0, gradient_bytes=2.0, reduced_bytes=2.0, gathered_blocks=1.5
+    )
+    return _finished(
         MemoryFacts(
             backend="internevo",
             version="7776693",
             source="InternEvo internlm/solver/optimizer/fsdp_optimizer.py, 7776693; torch/optim/adamw.py, 2.0.1",
-            parameter_bytes=2.0,
-            gradient_bytes=2.0,
-            optimizer_bytes=4.0 + MOMENTS,
-            step_bytes_sharded=(12.0, 12.0, 12.0, 12.0),
-            full_sharding=FullSharding(
-                gathered_bytes=2.0, root_bytes=2.0, gradient_bytes=2.0, reduced_bytes=2.0, gathered_blocks=1.5
+            states=StateFacts(
+                parameter_bytes=2.0, gradient_bytes=2.0, optimizer_bytes=4.0 + MOMENTS, full_sharding=sharding
             ),
-            logit_bytes=10.0,
+            step=StepFacts(step_bytes_sharded=(12.0, 12.0, 12.0, 12.0)),
+            loss=LossFacts(logit_bytes=10.0),
+            exchange=ExchangeFacts(groups=("world", "tensor", "model", "data", "data")),
         )
     )
-    return replace(facts, groups=("world", "tensor", "model", "data", "data"))
+
+
+def _blocks(compiled: bool) -> LayerFacts:
+    """Return what blocks keep: eager ones more of norm and activation."""
+    return LayerFacts(gated_activation_fused=compiled, norm_extra_bytes=0.0 if compiled else UNFUSED_NORM)
 
 
 def _finished(facts: MemoryFacts) -> MemoryFacts:
     """What all five share. The gradients of a sharded block are counted with the block, its matrices included."""
     return replace(
         facts,
-        gradients_freed=True,
-        weight_gradient_fused=facts.full_sharding is not None,
-        pad_vocabulary=False,
-        workspace_bytes=constant("workspace_bytes"),
-        cache_share=constant("cache_share"),
-        context_bytes=constant("context_bytes"),
-        communicator_bytes=constant("communicator_bytes"),
+        states=replace(facts.states, pad_vocabulary=False),
+        layer=replace(facts.layer, weight_gradient_fused=facts.states.full_sharding is not None),
+        exchange=replace(facts.exchange, communicator_bytes=constant("communicator_bytes")),
+        allocator=AllocatorFacts(
+            workspace_bytes=constant("workspace_bytes"),
+            cache_share=constant("cache_share"),
+            context_bytes=constant("context_bytes"),
+        ),
+        foreign=replace(facts.foreign, gradients_freed=True),
     )

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmlaunch.facts import MemoryFacts
+from llmlaunch.facts import (
+    AllocatorFacts,
+    AttentionFacts,
+    ExchangeFacts,
+    ForeignFacts,
+    LayerFacts,
+    LossFacts,
+    MemoryFacts,
+    StateFacts,
+    StepFacts,
+    ZeroFacts,
+)
 from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES
 
@@ -75,31 +86,35 @@ def megatron_deepspeed_facts(
         backend="megatron-deepspeed",
         version="0.6",
         source=engine.source,
-        parameter_bytes=width,
-        gradient_bytes=engine.gradient_bytes,
-        optimizer_bytes=12.0,
-        backward_gradient_bytes=(engine.narrow_bytes,) * 4,
-        step_bytes=(engine.step_bytes, 0.0, 0.0, 0.0),
-        step_bytes_sharded=(0.0, engine.step_bytes_sharded, engine.step_bytes_sharded, 0.0),
-        gradient_norm_bytes=(0.0, engine.norm_bytes, engine.norm_bytes, 0.0),
-        flat_bucket_bytes=REDUCE_BUCKET_ELEMENTS * max(width, engine.gradient_bytes),
-        flat_step=True,
-        activation_bytes=width,
-        embedding_norm=options.embedding_norm,
-        stage_output_bytes=width,
-        attention_scores_saved=True,
-        gathered_in_step=True,
-        reduced_at_end=True,  # PipelineEngine _exec_reduce_grads (deepspeed/runtime/pipe/engine.py, 0.6)
-        logit_bytes=width + 8.0,
-        logit_gradient_bytes=width + 4.0,
-        pipeline_buffers=2,
-        context_all_to_all=True,
-        workspace_bytes=constant("workspace_bytes"),
-        # where the step has flat tensors of its own, what they take beside the backward pass is the cache
-        cache_share=0.0 if engine.step_bytes_sharded else constant("cache_share"),
-        context_bytes=constant("context_v100_2021_bytes" if before else "context_a100_2022_bytes"),
-        communicator_bytes=constant("communicator_bytes_before_ampere" if before else "communicator_bytes"),
-        groups=GROUPS,
+        states=StateFacts(parameter_bytes=width, gradient_bytes=engine.gradient_bytes, optimizer_bytes=12.0),
+        step=StepFacts(
+            step_bytes=(engine.step_bytes, 0.0, 0.0, 0.0),
+            step_bytes_sharded=(0.0, engine.step_bytes_sharded, engine.step_bytes_sharded, 0.0),
+            gradient_norm_bytes=(0.0, engine.norm_bytes, engine.norm_bytes, 0.0),
+            flat_bucket_bytes=REDUCE_BUCKET_ELEMENTS * max(width, engine.gradient_bytes),
+            flat_step=True,
+        ),
+        zero=ZeroFacts(gathered_in_step=True),
+        layer=LayerFacts(activation_bytes=width),
+        attention=AttentionFacts(attention_scores_saved=True, context_all_to_all=True),
+        loss=LossFacts(logit_bytes=width + 8.0, logit_gradient_bytes=width + 4.0),
+        exchange=ExchangeFacts(
+            pipeline_buffers=2,
+            groups=GROUPS,
+            communicator_bytes=constant("communicator_bytes_before_ampere" if before else "communicator_bytes"),
+        ),
+        allocator=AllocatorFacts(
+            workspace_bytes=constant("workspace_bytes"),
+            # where the step has flat tensors of its own, what they take beside the backward pass is the cache
+            cache_share=0.0 if engine.step_bytes_sharded else constant("cache_share"),
+            context_bytes=constant("context_v100_2021_bytes" if before else "context_a100_2022_bytes"),
+        ),
+        foreign=ForeignFacts(
+            backward_gradient_bytes=(engine.narrow_bytes,) * 4,
+            reduced_at_end=True,  # PipelineEngine _exec_reduce_grads (deepspeed/runtime/pipe/engine.py, 0.6)
+            embedding_norm=options.embedding_norm,
+            stage_output_bytes=width,
+        ),
     )
 
 

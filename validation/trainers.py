@@ -125,8 +125,8 @@ def _megatron_deepspeed(record: Record, techniques: Techniques, assumed: dict[st
         compute_capability=capability_of_card(record["gpu"]),
     )
     facts = megatron_deepspeed_facts(record["precision"]["compute"], record["optimizer"]["gradient_dtype"], options)
-    fused = facts.gated_activation_fused and bool(implementation.get("gated_activation_fused"))
-    return replace(facts, gated_activation_fused=fused)
+    fused = facts.layer.gated_activation_fused and bool(implementation.get("gated_activation_fused"))
+    return replace(facts, layer=replace(facts.layer, gated_activation_fused=fused))
 
 
 def _as_megatron_deepspeed_runs(

@@ -16,6 +16,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.changed_facts import changed
 
 RANKS = 8
 HIDDEN, LAYERS = 1024, 2
@@ -71,8 +72,8 @@ class Case:
     def estimate(self, change: Callable[[Job], Job] = lambda job: job) -> RankEstimate:
         """What llmlaunch says of this rank. A trace sees no workspace inside a kernel library."""
         job = setting_of(self.recipe, DeepSpeed()).job_of(self.recipe)
-        unseen = job.facts.workspace_bytes - constant("workspace_bytes")
-        return estimate(change(replace(job, facts=replace(job.facts, workspace_bytes=unseen))), self.layout).ranks[0]
+        unseen = job.facts.allocator.workspace_bytes - constant("workspace_bytes")
+        return estimate(change(replace(job, facts=changed(job.facts, workspace_bytes=unseen))), self.layout).ranks[0]
 
 
 def split(stage: int, **sizes: Any) -> Layout:

@@ -22,6 +22,7 @@ from llmlaunch.memory import loss, workspace
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import Adapters
 from llmlaunch.tracing import TRACER
+from support.changed_facts import changed
 
 pytestmark = pytest.mark.frameworks
 
@@ -70,7 +71,7 @@ def check_host_buffer(case: Case, traced: Trace, change: Change = same) -> None:
     """What else lasts where gradients go to the host: a buffer of the largest parameter."""
     facts = change(case_job(case)).facts
     assert traced["state"]["bytes"]["other"] == pytest.approx(
-        facts.host_transfer_bytes[case.layout.zero_stage] * 32000 * HIDDEN, abs=4 * ALLOCATION_BYTES
+        facts.zero.host_transfer_bytes[case.layout.zero_stage] * 32000 * HIDDEN, abs=4 * ALLOCATION_BYTES
     )
 
 
@@ -133,13 +134,13 @@ class Wrong:
 
 
 def facts(**changes: Any) -> Change:
-    return lambda job: replace(job, facts=replace(job.facts, **changes))
+    return lambda job: replace(job, facts=changed(job.facts, **changes))
 
 
 def life(**changes: Any) -> Change:
     def change(job: Job) -> Job:
-        assert job.facts.gradient_life is not None
-        return replace(job, facts=replace(job.facts, gradient_life=replace(job.facts.gradient_life, **changes)))
+        assert job.facts.zero.gradient_life is not None
+        return replace(job, facts=changed(job.facts, gradient_life=replace(job.facts.zero.gradient_life, **changes)))
 
     return change
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import llmlaunch
-from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts
+from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers import model as layered
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
@@ -28,6 +29,7 @@ from llmlaunch.models.presets import load_preset, preset_names
 from llmlaunch.models.shape import FAMILIES, ModelShape, ShortConvolutionShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import Workload
+from support.changed_facts import changed
 
 pytestmark = pytest.mark.frameworks
 
@@ -337,7 +339,7 @@ def saved_bytes(model: Any, forward: Callable[[], Any]) -> int:
 def priced(shape: ModelShape, techniques: Techniques = NO_TECHNIQUES, eager: bool = False) -> float:
     options = DeepSpeedOptions(precision="bf16", eager_attention=eager)
     facts = with_family(script_facts(deepspeed_facts(options), "own"), shape, LENGTH)
-    facts = replace(facts, adapter_dropout=False)  # whose mask is a byte on a GPU and a wide factor on a CPU
+    facts = changed(facts, adapter_dropout=False)  # whose mask is a byte on a GPU and a wide factor on a CPU
     job = Job(shape, Workload(LENGTH, SEQUENCES, "bf16"), facts, techniques=techniques)
     rows = all_ranks(job, LayoutColumns.of([Layout(micro_batch_size=SEQUENCES)]))
     layers = layers_of(job, rows)

@@ -32,6 +32,7 @@ from llmlaunch.layers.latent_attention import LatentAttention
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory import loss, schedule, states, tokens, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
+from support.changed_facts import changed
 
 pytestmark = pytest.mark.frameworks
 
@@ -272,7 +273,7 @@ def facts(**changes: Any) -> Callable[[Patch], None]:
 
     def make(patch: Patch) -> None:
         right = traced_cases.megatron_facts
-        patch.setattr(traced_cases, "megatron_facts", lambda options: replace(right(options), **changes))
+        patch.setattr(traced_cases, "megatron_facts", lambda options: changed(right(options), **changes))
 
     return make
 

@@ -27,6 +27,7 @@ from llmlaunch.models.shape import (
 )
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
+from support.changed_facts import changed
 
 Words = tuple[str, ...]
 
@@ -158,9 +159,9 @@ class Case:
     def estimate(self) -> RankEstimate:
         """What llmlaunch says of this rank. A trace routes evenly and sees no workspace inside a kernel library."""
         facts = megatron_facts(self.options)
-        seen = facts.workspace_bytes - constant("workspace_bytes")
+        seen = facts.allocator.workspace_bytes - constant("workspace_bytes")
         fused = self.techniques.adapters is not None  # those of Megatron-Bridge
-        facts = replace(facts, expert_imbalance=1.0, workspace_bytes=seen, adapters_fused=fused)
+        facts = changed(facts, expert_imbalance=1.0, workspace_bytes=seen, adapters_fused=fused)
         job = Job(self.shape, self.workload, facts, techniques=self.techniques)
         return estimate(job, self.layout).ranks[self.rank]
 

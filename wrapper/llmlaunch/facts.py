@@ -8,14 +8,25 @@ from llmlaunch.frozen import frozen
 
 __all__ = [
     "NONE",
+    "AdapterFacts",
+    "AllocatorFacts",
+    "AttentionFacts",
+    "ExchangeFacts",
+    "ForeignFacts",
     "FullSharding",
     "FusedLoss",
     "Gathering",
     "GradientLife",
     "HostFacts",
+    "LayerFacts",
     "LayerKernels",
+    "LossFacts",
     "MemoryFacts",
+    "MixtureFacts",
     "Quantized",
+    "StateFacts",
+    "StepFacts",
+    "ZeroFacts",
 ]
 
 
@@ -164,147 +175,230 @@ class FusedLoss:
 
 
 @frozen
-class MemoryFacts:
-    """One backend, one version, one precision, as data. Every figure is bytes per element unless said otherwise.
+class StateFacts:
+    """Parameters, gradients and optimizer states between the steps: bytes per element of each, how they lie and who
+    shares them.
 
-    State: `parameter_bytes` (the compute copy), `gradient_bytes` (what stays through the step),
-    `optimizer_bytes` (master weights and moments). ZeRO stage 1 shards the optimizer, 2 also the gradients,
-    3 also the parameters, over data parallelism, and over context parallelism too where `shard_over_context`
-    (Megatron core: `data_parallel_group(with_context_parallel=True)`, megatron/core/optimizer/__init__.py, 0.19).
+    ZeRO stage 1 shards the optimizer, 2 also the gradients, 3 also the parameters, over data parallelism, and over
+    context parallelism too where `shard_over_context` (Megatron core:
+    `data_parallel_group(with_context_parallel=True)`, megatron/core/optimizer/__init__.py, 0.19).
     """
 
-    backend: str
-    version: str
-    source: str
-    parameter_bytes: float
-    gradient_bytes: float
-    optimizer_bytes: float
+    parameter_bytes: float  # of the copy that the layers compute with
+    gradient_bytes: float  # of what stays through the step
+    optimizer_bytes: float  # of master weights and moments
     shard_over_context: bool = True
-    matrix_states_spared_bytes: float = 0.0  # of `optimizer_bytes`, what matrices of the blocks do without
-    # a matrix of the blocks is whole on one of the ranks that share the optimizer, and a step makes so many bytes of
-    # each element of the largest
-    matrices_whole: bool = False
-    matrix_step_bytes: float = 0.0
     optimizer_bytes_unsharded: float | None = None  # what stage 0 keeps instead, where its optimizer is another one
-    optimizer_bytes_over_data: float = 0.0  # of `optimizer_bytes`, what is sharded over data parallelism alone
-    backward_gradient_bytes: ByStage = NONE  # more that are alive during backward, per parameter of the rank
-    touched_gradient_bytes: ByStage = NONE  # in the step, of the larger of the rank's share and the largest parameter
-    widened_bucket_bytes: float = 0.0  # of an element reduced by ZeRO 1 and 2: a copy of the bucket in a wider type
-    host_transfer_bytes: ByStage = NONE  # of the largest parameter: a buffer gradients pass on their way to the host
-    gradient_life: GradientLife | None = None  # None: gradients are there from start to end
-    # temporaries of the optimizer step, per parameter of the rank and per sharded parameter
-    step_bytes: ByStage = NONE
-    step_bytes_sharded: ByStage = NONE
-    sub_group_elements: float | None = None  # ZeRO 3 steps so many parameters of a shard at a time; None: all at once
-    gradient_norm_bytes: ByStage = NONE  # per element of the largest parameter: copied to a wider type for its norm
-    flat_bucket_bytes: float = 0.0  # gradients are flattened this many bytes at a time to be reduced, before the step
-    flat_step: bool = False  # the step's temporaries are single tensors, which no freed activation can give room to
-    cut_checkpoints: bool = False  # kept layer inputs are cut from freed MLP tensors, whole ones to a block
-    # segments of the allocator are not expandable: activations are cut from those that parameters left when they moved
-    # to their buffers, and the gradient of a table, larger than what is free by then, gets one of its own
-    whole_segments: bool = False
-    secondary_ranks: int = 1  # ZeRO 3: ranks that share a second copy of the parameters (ZeRO++'s hpZ); 1: none does
-    moved_to_buffers: bool = False  # from ZeRO 1 on parameters are made one by one and then moved into whole buffers
-    gathered_weights_kept: bool = False  # ZeRO 3: what layers gather stays until their backward pass, not recomputed
-    placed_whole: bool = False  # ZeRO 3 is given a model that already lies whole on every device
-    kernels: LayerKernels = LayerKernels()
-    activation_bytes: float = 2.0
-    gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
-    ungated_activation_bytes: float = 0.0  # per ffn column: more an activation without gate keeps where it is not fused
-    clamped_activation_bytes: float = 0.0  # per ffn column: more a clamped SwiGLU keeps
-    gated_gradient_in_place: bool = False  # and its backward overwrites gate and up
-    norm_backward_bytes: float = 0.0  # per hidden element, beside the gradient, while an unfused norm runs backward
-    norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output
-    rotary_bytes: float = 0.0  # per token and element of a head: cosines and sines that all layers read
-    embedding_norm: bool = False  # a norm after the embedding, outside what is recomputed, keeps its input
-    stage_output_bytes: float = 0.0  # per hidden element / tensor: this rank's share of the output it sent, kept
-    attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
-    softmax_bytes: float | None = None  # of those in the softmax's own type, where the product with V reads a copy
-    # per score, where scores are saved: more alive in their backward pass than it has let go of by then
-    score_gradient_bytes: float = 0.0
-    logit_bytes: float = 6.0  # per token and vocabulary/tensor element, alive around the loss
-    kept_logit_bytes: float = 4.0  # of the same, from the loss to its backward pass
-    logit_gradient_bytes: float = 2.0  # of the same, while the head runs backward
-    deferred_head_gradients: int = 0  # micro-batches whose logit gradients wait for the end of the step
-    fused_loss: FusedLoss | None = None
-    branch_gradients_apart: bool = True  # the gradient of a block's output is a tensor beside the residual stream's
-    weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix
-    weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
-    sequence_gather: str = "none"  # ranks that keep one buffer of a gathered layer input: "none", "last" or "all"
-    streams_recorded: bool = False  # what NCCL gathered is reused only after the device has passed it
-    user_buffers: int = 0  # buffers of a gathered layer input that overlap tensor parallelism with multiplications
-    pipeline_buffers: int = 0  # tensors received or sent that are alive beside what the layers keep
-    pipeline_buffers_by_microbatch: bool = False  # those for every micro-batch of a step
-    partly_offloaded_bytes: float = 0.0  # per parameter whose states stay while others go to the host: set up by clones
-    travelling_checkpoints: float = 0.0  # layer inputs on the device while full recompute's others are on the host
-    mlp_chunks_recomputed: bool = False  # a chunked MLP keeps its input alone and computes pieces again
-    context_all_to_all: bool = False  # context parallelism is by all-to-all: then the attention output is kept twice
-    combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs
-    expert_output_weighted: bool = False  # the router's weight multiplies what experts put out, not their activation
-    router_bytes: float = 8.0  # per token and expert: the router's logits and probabilities
-    router_last_bytes: float = 0.0  # the same, but of one micro-batch whatever is in flight
-    router_scores_bytes: float = 0.0  # the same: scores of all experts where the chosen ones' are not made anew
-    query_input_normed: bool = False  # latent attention without a latent of queries has a norm before them
-    exchanges_held: bool = False  # what exchanges of routed tokens make lives until the mixture has run forward
-    fp32_router_experts: int = 0  # from so many experts on the router computes in fp32
-    router_input_bytes: float = 0.0  # per token and hidden element: a wider copy the router computes from
-    expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
-    experts_fused: bool = False  # one kernel multiplies for all experts of a device and quantizes what it puts out
-    attention_narrow: bool = False  # attention multiplies in 8 bits, too
-    quantized: Quantized | None = None
+    optimizer_bytes_over_data: float = 0.0  # the part of `optimizer_bytes` that data parallelism alone shards
+    optimizer_instances: int = 1  # groups of ranks, each of which shards a whole optimizer
+    # the part of `optimizer_bytes` that matrices of the blocks do without (Muon)
+    matrix_states_spared_bytes: float = 0.0
+    matrices_whole: bool = False  # each matrix of the blocks lies whole on one of the ranks that share the optimizer
+    # of a parameter whose states stay on the device while others' go to the host: copies made while that is set up
+    partly_offloaded_bytes: float = 0.0
     full_sharding: FullSharding | None = None
-    adapter_bytes: float | None = None  # of adapters that compute in a wider type: each linear casts its input to it
-    adapter_dropout: bool = False  # and drops out of it
-    # one adapter for queries, keys and values, and one for gate and up; tensor parallelism splits both of its matrices
-    adapters_fused: bool = False
-    gradients_freed: bool = False  # no gradients from the optimizer step to the next backward pass
-    stream_copy_bytes: float = 0.0  # of several residual streams: a copy in another type that their mixing is made of
-    stream_bytes: float | None = None  # of the residual stream where it is wider than the other activations
-    # of a vision encoder: widths of its residual stream that attention keeps, of queries, keys, values and the output,
-    # each as often as it is copied
-    encoder_attention_widths: float = 7.0
-    turns_by_layer: float = 0.0  # cosines and sines as wide as a head that each layer makes and keeps beside images
-    # keys and values are copied to every query head before attention; of latent attention values are a view of what
-    # holds keys too, and the output is copied before its projection
-    key_values_expanded: bool = False
-    windows_masked: bool = False  # a window is a mask over the whole square, and spares attention nothing
-    attention_output_copied: bool = False  # to bring heads together before the projection
-    mixed_projection_kept: bool = False  # values are a view of what holds queries and keys before their rotation, too
-    key_values_returned: bool = False  # a layer's keys and values go to the caller, who holds them to the step's end
-    gathered_inputs_kept: bool = False  # sequence parallelism saves a linear's gathered input, not its share of it
-    operators_kept: bool = False  # selective recompute keeps every second linear's output and attention's, nothing else
-    unused_outputs_kept: bool = False  # it does so even where the backward pass does not read them
-    cached_logit_bytes: float = 0.0  # per logit, free around the loss but too small a piece for the next tensor
-    step_logits_bytes: float = 0.0  # of every micro-batch's logits kept to the end of a pipelined step, per logit
-    optimizer_instances: int = 1  # groups that shard the optimizer each for itself
-    bucket_bytes: float = 0.0  # communication buckets, bytes per rank
-    bucket_kept: bool = True  # ZeRO 3 has its bucket from start to end
-    lasting_bucket_bytes: float = 0.0  # ZeRO 3: of these, what stays through the optimizer step
-    gathering: Gathering | None = None  # of ZeRO 3, tensor by tensor; None: the largest layer is gathered
-    workspace_bytes: float = 0.0  # what kernel libraries hold through torch, bytes per rank
-    grouped_workspace_bytes: float = 0.0  # the same for grouped GEMM of experts, beside it
-    cache_share: float = 0.0  # reserved = allocated x (1 + cache_share)
-    mixture_cache_share: float | None = None  # the same for a mixture of experts; None = no different
-    context_bytes: float = 0.0  # the accelerator's context, outside torch; on a CPU the idle trainer
-    communicator_bytes: float = 0.0  # per process group of more than one rank that a rank communicates in
-    groups: tuple[str, ...] = DEFAULT_GROUPS  # those groups, by name (`GROUPS` of memory/peak.py)
-    exchange_peer_bytes: float = 0.0  # per other expert rank of the node that tokens are exchanged with by all-to-all
-    exchange_domain_devices: int = 8  # devices that exchange tokens by NVLink
-    host: HostFacts = HostFacts()
+    moved_to_buffers: bool = False  # from ZeRO 1 on parameters are made one by one and then moved into whole buffers
+    placed_whole: bool = False  # ZeRO 3 is given a model that already lies whole on every device
     pad_vocabulary: bool = True  # to a multiple of 128 x tensor
     projections_apart: bool = False  # queries, keys and values, gate and up are parameters of their own
     embedding_whole: bool = False  # tensor parallelism leaves the embedding table whole, and a head tied to it
-    logits_gathered: bool = False  # every tensor rank gets the logits of the whole vocabulary
-    gathered_in_step: bool = False  # ZeRO 1 and 2 gather updated parameters at the end of the step, beside nothing
-    reduced_at_end: bool = False  # gradients are reduced when the last backward pass is over
-    inputs_reduced_apart: bool = False  # each matrix that reads a block's input reduces its gradient by itself
 
-    @property
-    def residual_bytes(self) -> float:
-        """Bytes per element of the residual stream, which is what enters a layer."""
-        return self.activation_bytes if self.stream_bytes is None else self.stream_bytes
+
+@frozen
+class StepFacts:
+    """Temporaries of the optimizer step and of the reduction right before it, bytes per element; `step_bytes` per
+    parameter of the rank and `step_bytes_sharded` per sharded parameter, by ZeRO stage."""
+
+    step_bytes: ByStage = NONE
+    step_bytes_sharded: ByStage = NONE
+    matrix_step_bytes: float = 0.0  # of the largest matrix, where each lies whole on one rank
+    touched_gradient_bytes: ByStage = NONE  # of the rank's share or the largest parameter, whichever has more elements
+    gradient_norm_bytes: ByStage = NONE  # of the largest parameter: widened for its norm
+    flat_bucket_bytes: float = 0.0  # bytes per rank: gradients are flattened so many at a time to be reduced
+    flat_step: bool = False  # temporaries are single tensors, too large for the room that freed activations leave
+
+
+@frozen
+class ZeroFacts:
+    """How DeepSpeed's ZeRO holds, reduces and gathers gradients and parameters. By ZeRO stage where a field says so."""
+
+    gradient_life: GradientLife | None = None  # None: gradients are there from start to end
+    bucket_bytes: float = 0.0  # communication buckets, bytes per rank
+    bucket_kept: bool = True  # ZeRO 3 has its bucket from start to end
+    lasting_bucket_bytes: float = 0.0  # bytes per rank: of `bucket_bytes`, what ZeRO 3 keeps through the optimizer step
+    widened_bucket_bytes: float = 0.0  # per element that ZeRO 1 and 2 reduce: a copy of the bucket in a wider type
+    host_transfer_bytes: ByStage = NONE  # of the largest parameter: a buffer for gradients on their way to the host
+    sub_group_elements: float | None = None  # ZeRO 3 steps so many parameters of a shard at a time; None: all at once
+    gathering: Gathering | None = None  # of ZeRO 3, tensor by tensor; None: the largest layer is gathered
+    gathered_weights_kept: bool = False  # what layers gather under ZeRO 3 stays until their backward, not recomputed
+    secondary_ranks: int = 1  # ranks that share ZeRO 3's second copy of the parameters (ZeRO++'s hpZ); 1: there is none
+    gathered_in_step: bool = False  # ZeRO 1 and 2 gather updated parameters at the end of the step, beside nothing
+
+
+@frozen
+class LayerFacts:
+    """What the kernels of a layer's norms, MLP and linears save and make, and the type they do it in: bytes per element
+    unless a field says otherwise."""
+
+    kernels: LayerKernels = LayerKernels()
+    activation_bytes: float = 2.0
+    quantized: Quantized | None = None
+    gated_activation_fused: bool = True  # silu(gate) is recomputed inside the fused kernel, not saved
+    gated_gradient_in_place: bool = False  # its backward overwrites gate and up
+    ungated_activation_bytes: float = 0.0  # per ffn column: more that an activation without a gate keeps, not fused
+    clamped_activation_bytes: float = 0.0  # per ffn column: more that a clamped SwiGLU keeps
+    norm_extra_bytes: float = 0.0  # per hidden element and norm: copies an unfused norm keeps beside input and output
+    norm_backward_bytes: float = 0.0  # per hidden element: made beside the gradient by the backward of an unfused norm
+    stream_copy_bytes: float = 0.0  # of several residual streams: a copy in another type, from which they are mixed
+    branch_gradients_apart: bool = True  # the gradient of a block's output is a tensor beside the residual stream's
+    weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix
+    weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
+    mlp_chunks_recomputed: bool = False  # a chunked MLP keeps its input alone and computes each piece again
+    travelling_checkpoints: float = 0.0  # layer inputs on the device while full recompute's others are on the host
 
     @property
     def linear_input_bytes(self) -> float:
         """Bytes per element of what a linear saves of its input."""
         return self.activation_bytes if self.quantized is None else self.quantized.input_bytes
+
+
+@frozen
+class AttentionFacts:
+    """What attention saves and makes, a vision encoder's included: scores, softmax, positions and copies."""
+
+    attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
+    # per score that is saved: bytes in the softmax's own type, where the product with V reads a copy; None: it does not
+    softmax_bytes: float | None = None
+    # per score that is saved: what the backward pass makes, less what it has let go of by then
+    score_gradient_bytes: float = 0.0
+    attention_narrow: bool = False  # attention, too, multiplies in 8 bits
+    rotary_bytes: float = 0.0  # per token and element of a head: cosines and sines that all layers read
+    turns_by_layer: float = 0.0  # cosines and sines as wide as a head that each layer makes and keeps beside images
+    # widths of a vision encoder's residual stream that its attention keeps: queries, keys, values and the output, each
+    # as often as it is copied
+    encoder_attention_widths: float = 7.0
+    # keys and values are copied to every query head; in latent attention, values are a view of the tensor that holds
+    # keys too, and the output is copied before its projection
+    key_values_expanded: bool = False
+    mixed_projection_kept: bool = False  # values are a view of the tensor of unrotated queries and keys, which stays
+    attention_output_copied: bool = False  # to bring heads together before the projection
+    windows_masked: bool = False  # a window is a mask over the whole square, and spares attention nothing
+    query_input_normed: bool = False  # latent attention without a latent of queries has a norm before them
+    context_all_to_all: bool = False  # context parallelism is by all-to-all: then the attention output is kept twice
+
+
+@frozen
+class MixtureFacts:
+    """What routers and experts keep, and how evenly tokens fall on experts."""
+
+    router_bytes: float = 8.0  # per token and expert: the router's logits and probabilities
+    router_last_bytes: float = 0.0  # per token and expert, of one micro-batch however many are in flight
+    router_scores_bytes: float = 0.0  # per token and expert: scores of all, where the chosen ones' are not made anew
+    router_input_bytes: float = 0.0  # per token and hidden element: a wider copy the router computes from
+    fp32_router_experts: int = 0  # from so many experts on the router computes in fp32
+    combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs
+    expert_output_weighted: bool = False  # the router's weight multiplies what experts put out, not their activation
+    exchanges_held: bool = False  # what exchanges of routed tokens make lives until the mixture has run forward
+    expert_imbalance: float = 1.0  # tokens of the busiest device's experts over the mean, dropless routing
+    experts_fused: bool = False  # one kernel multiplies for all experts of a device and quantizes what it puts out
+
+
+@frozen
+class AdapterFacts:
+    """How adapters beside the linears compute."""
+
+    adapter_bytes: float | None = None  # per element, of a wider type to which each casts its input; None: it does not
+    adapter_dropout: bool = False  # its input drops out
+    # one adapter for queries, keys and values, and one for gate and up; tensor parallelism splits both of its matrices
+    adapters_fused: bool = False
+
+
+@frozen
+class LossFacts:
+    """What the output head and the loss keep: bytes per token and element of vocabulary / tensor."""
+
+    logit_bytes: float = 6.0  # alive around the loss
+    kept_logit_bytes: float = 4.0  # the part of `logit_bytes` that stays from the loss to its backward pass
+    logit_gradient_bytes: float = 2.0  # the part of `logit_bytes` that is alive while the head runs backward
+    deferred_head_gradients: int = 0  # micro-batches whose logit gradients wait for the end of the step
+    fused_loss: FusedLoss | None = None
+    logits_gathered: bool = False  # every tensor rank gets the logits of the whole vocabulary
+
+
+@frozen
+class ExchangeFacts:
+    """What ranks exchange: buffers for it, groups they exchange in, and what those take outside torch."""
+
+    sequence_gather: str = "none"  # ranks that keep one buffer of a gathered layer input: "none", "last" or "all"
+    user_buffers: int = 0  # buffers of a gathered layer input that overlap tensor parallelism with multiplications
+    inputs_reduced_apart: bool = False  # each matrix that reads a block's input reduces its gradient by itself
+    streams_recorded: bool = False  # what NCCL gathered is reused only after the device has passed it
+    pipeline_buffers: int = 0  # tensors received or sent that are alive beside what the layers keep
+    groups: tuple[str, ...] = DEFAULT_GROUPS  # process groups a rank communicates in (`GROUPS` of memory/peak.py)
+    communicator_bytes: float = 0.0  # for each of `groups` that has more than one rank
+    exchange_peer_bytes: float = 0.0  # for each other expert rank of the node with which tokens go by all-to-all
+    exchange_domain_devices: int = 8  # devices that exchange tokens by NVLink
+
+
+@frozen
+class AllocatorFacts:
+    """What a device holds beside tensors, in bytes per rank, and how torch's allocator cuts and keeps its segments."""
+
+    workspace_bytes: float = 0.0  # what kernel libraries hold through torch
+    grouped_workspace_bytes: float = 0.0  # the same for grouped GEMM of experts, beside it
+    cache_share: float = 0.0  # reserved = allocated x (1 + cache_share)
+    mixture_cache_share: float | None = None  # the same for a mixture of experts; None: as for other models
+    context_bytes: float = 0.0  # the accelerator's context, outside torch; on a CPU the idle trainer
+    cut_checkpoints: bool = False  # kept layer inputs are cut from freed MLP tensors, whole ones to a block
+    # segments of the allocator are not expandable: activations are cut from those that parameters left when they moved
+    # to their buffers, and the gradient of a table, larger than what is free by then, gets one of its own
+    whole_segments: bool = False
+
+
+@frozen
+class ForeignFacts:
+    """What only trainers do that llmlaunch does not launch.
+
+    Public records of their runs judge the formulas of memory, so `validation/` sets these fields. No framework that a
+    recipe can choose does (tests/unit/frameworks/test_fact_groups.py).
+    """
+
+    backward_gradient_bytes: ByStage = NONE  # per parameter of the rank: further gradients during the backward pass
+    gradients_freed: bool = False  # no gradients from the optimizer step to the next backward pass
+    reduced_at_end: bool = False  # gradients are reduced when the last backward pass is over
+    stream_bytes: float | None = None  # per element of a residual stream that is wider than the other activations
+    embedding_norm: bool = False  # a norm after the embedding, outside what is recomputed, keeps its input
+    operators_kept: bool = False  # selective recompute keeps every second linear's output and attention's, nothing else
+    unused_outputs_kept: bool = False  # it does so even where the backward pass does not read them
+    gathered_inputs_kept: bool = False  # sequence parallelism saves a linear's gathered input, not its share of it
+    key_values_returned: bool = False  # a layer's keys and values go to the caller, who holds them to the step's end
+    stage_output_bytes: float = 0.0  # per hidden element / tensor: this rank's share of the output it sent, kept
+    pipeline_buffers_by_microbatch: bool = False  # `pipeline_buffers` for every micro-batch of a step
+    cached_logit_bytes: float = 0.0  # per logit, free around the loss but too small a piece for the next tensor
+    step_logits_bytes: float = 0.0  # per logit of every micro-batch, kept to the end of a pipelined step
+
+
+@frozen
+class MemoryFacts:
+    """One backend, one version, one precision, as data. `source` names the files it was read in."""
+
+    backend: str
+    version: str
+    source: str
+    states: StateFacts
+    step: StepFacts = StepFacts()
+    zero: ZeroFacts = ZeroFacts()
+    layer: LayerFacts = LayerFacts()
+    attention: AttentionFacts = AttentionFacts()
+    mixture: MixtureFacts = MixtureFacts()
+    adapters: AdapterFacts = AdapterFacts()
+    loss: LossFacts = LossFacts()
+    exchange: ExchangeFacts = ExchangeFacts()
+    allocator: AllocatorFacts = AllocatorFacts()
+    host: HostFacts = HostFacts()
+    foreign: ForeignFacts = ForeignFacts()
+
+    @property
+    def residual_bytes(self) -> float:
+        """Bytes per element of the residual stream, which is what enters a layer."""
+        return self.layer.activation_bytes if self.foreign.stream_bytes is None else self.foreign.stream_bytes

@@ -108,7 +108,7 @@ def _bridge(flag: str | None = None, **changes: Any) -> dict[str, Any]:
 
 
 def _gathers(record: dict[str, Any]) -> bool:
-    quantized = case_of(record).job.facts.quantized
+    quantized = case_of(record).job.facts.layer.quantized
     assert quantized is not None
     return quantized.replaces_parameters
 
@@ -227,9 +227,9 @@ def test_a_benchmark_of_megatron_bridge_reduces_in_bf16_and_gathers_narrow_param
     case = case_of(measured("megatron-bridge-03270"))
     assert case.assumed["optimizer.gradient_dtype"] == "bf16"
     assert case.assumed["precision.fp8_param_gather"] is True
-    assert case.job.facts.gradient_bytes == 2
+    assert case.job.facts.states.gradient_bytes == 2
     assert case.assumed["implementation.expandable_segments"] is False  # its card names the runs that switch it on
-    assert case_of(measured("megatron-bridge-03266")).job.facts.whole_segments  # which died of fragmentation
+    assert case_of(measured("megatron-bridge-03266")).job.facts.allocator.whole_segments  # which died of fragmentation
 
 
 def test_flagperfs_llama_2_ran_megatrons_own_layers_of_2023() -> None:
@@ -238,6 +238,10 @@ def test_flagperfs_llama_2_ran_megatrons_own_layers_of_2023() -> None:
     case = case_of(measured("FlagPerf-03882"))
     facts = case.job.facts
     assert case.assumed["implementation.legacy_models"] is True
-    assert (facts.norm_extra_bytes, facts.gated_activation_fused, facts.key_values_expanded) == (4, False, True)
-    assert facts.logit_bytes == 2 + 4 + 4
-    assert case_of(measured("FlagPerf-03884")).job.facts.norm_extra_bytes == 0
+    assert (facts.layer.norm_extra_bytes, facts.layer.gated_activation_fused, facts.attention.key_values_expanded) == (
+        4,
+        False,
+        True,
+    )
+    assert facts.loss.logit_bytes == 2 + 4 + 4
+    assert case_of(measured("FlagPerf-03884")).job.facts.layer.norm_extra_bytes == 0

@@ -90,7 +90,7 @@ def test_a_fixed_number_of_rows_makes_one_kernel_of_all_experts_and_may_have_pag
     assert rendered.environment["NVTE_CUTEDSL_FUSED_GROUPED_MLP"] == "1"
     assert "nvidia-cudnn-frontend" in " ".join(rendered.notes)
     assert rendered.measurement["implementation"]["fused_grouped_mlp"] is True
-    assert MegatronLM().facts(paged).experts_fused
+    assert MegatronLM().facts(paged).mixture.experts_fused
     one = {"tensor": 1, "pipeline": 1, "context": 1, "expert": 8, "micro_batch_size": 1, "recompute": "none"}
     plan = make_plan(setting_of(replace(paged, pins=one, technique_limit="asked"), MegatronLM()))
     assert any("1.5 times an equal share of tokens, or whose experts save more than 1.6" in n for n in plan.assumptions)
@@ -212,6 +212,6 @@ def test_all_to_all_attention_takes_more_memory() -> None:
     silent, asking = recipe_of(BIG), recipe_of(BIG, "layout.context_comm=a2a")
     fits = Layout(1, 4, context=8, data=16, zero_stage=1)  # 64 heads, 8 query groups
     assert "--cp-comm-type" in words_of(asking, fits)
-    assert MegatronLM().facts(asking).context_all_to_all
+    assert MegatronLM().facts(asking).attention.context_all_to_all
     several = replace(fits, micro_batch_size=8)  # so that activations are the peak
     assert priced(several, asking)[1] > priced(several, silent)[1]

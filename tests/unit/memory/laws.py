@@ -23,6 +23,7 @@ from llmlaunch.memory.weights import largest_parameter, rank_parameters, trained
 from llmlaunch.memory.workspace import weight_gradient_stubs
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
+from support.changed_facts import changed
 
 ROUNDING_BYTES = 64.0  # terms are rounded to whole bytes one by one
 ROUNDING = 1.0 - 1e-9
@@ -112,7 +113,7 @@ def more_devices_never_add_to_a_sharded_term(drawn: RandomJob) -> None:
     more than a layer: its limits are elements, so that smaller parameters may be more (test_gathering.py). More devices
     share a second shard, too."""
     job = replace(drawn.job, shape=replace(drawn.job.shape, vocab_size=131072))
-    job = replace(job, facts=replace(job.facts, gathering=None, secondary_ranks=1))
+    job = replace(job, facts=changed(job.facts, gathering=None, secondary_ranks=1))
     before = terms_of(job, drawn.layout, drawn.microbatches)
     for group, further in further_splits(drawn):
         may_grow, may_end = GROWS[group], {STUBS, "cached_logits"}
@@ -161,7 +162,7 @@ def larger_shapes(shape: ModelShape) -> Iterator[tuple[str, ModelShape]]:
 def a_larger_job_never_needs_less(drawn: RandomJob) -> None:
     """But for what ZeRO 3 gathers, since larger parameters may be fewer that fit its limits, and for the stubs of
     matrices that become alike: there is one for every distinct shape."""
-    drawn = replace(drawn, job=replace(drawn.job, facts=replace(drawn.job.facts, gathering=None)))
+    drawn = replace(drawn, job=replace(drawn.job, facts=changed(drawn.job.facts, gathering=None)))
     before, stubs = (each(drawn.job, drawn.layout, drawn.microbatches) for each in (peaks_of, stubs_of))
     for grown, job, layout, microbatches in larger_jobs(drawn):
         spared = np.maximum(stubs - stubs_of(job, layout, microbatches), 0.0) * (1.0 + cache_share(job))
@@ -211,7 +212,7 @@ def staging_bytes(drawn: RandomJob, more: Techniques) -> FloatColumn | float:
         return 0.0
     rows = all_ranks(drawn.job, LayoutColumns.of([drawn.layout]), np.array([drawn.microbatches]))
     trained = trained_parameters(drawn.job, rows, rank_parameters(drawn.job, rows))
-    clones = 2.0 * facts.partly_offloaded_bytes * (trained.dense + trained.expert) if share < 1.0 else 0.0
+    clones = 2.0 * facts.states.partly_offloaded_bytes * (trained.dense + trained.expert) if share < 1.0 else 0.0
     return FP32_BYTES * largest_parameter(drawn.job, rows) + clones
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
 from llmlaunch.facts import Gathering, MemoryFacts
-from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts, with_family
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts
+from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout
@@ -17,6 +18,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import OptimizerFormats, Workload
+from support.changed_facts import changed
 from validation.fsdp import (
     atorch_facts,
     composer_facts,
@@ -148,8 +150,8 @@ def deepspeed(draw: st.DrawFn, script: str) -> Trainer:
 
     def offloading(share: float) -> MemoryFacts:
         facts = deepspeed_facts(replace(options, offload_optimizer=share == 1.0, offloaded_share=share % 1.0))
-        facts = replace(facts, cut_checkpoints=False)  # a wider MLP's freed blocks are cut with less waste
-        return replace(facts, logit_bytes=12.0) if script == "shipped" else script_facts(facts, script)
+        facts = changed(facts, cut_checkpoints=False)  # a wider MLP's freed blocks are cut with less waste
+        return changed(facts, logit_bytes=12.0) if script == "shipped" else script_facts(facts, script)
 
     width = STATE_BYTES[precision]
     return Trainer(

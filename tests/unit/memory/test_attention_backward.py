@@ -10,13 +10,15 @@ from layer_tensors import layer_tensors
 from shapes import LLAMA3_8B, job_of
 
 from llmlaunch.facts import MemoryFacts
-from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.models.shape import LinearAttention, Mamba, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from support.changed_facts import changed
 
 N, H, F = 4096, 4096, 14336  # tokens, hidden size, columns of the MLP
 HEADS, GROUPS, D = 32, 8, 128
@@ -39,8 +41,8 @@ def backward(
 ) -> float:
     """Return what a layer whose worst block is attention holds beside the gradient of the residual stream, which is
     there twice where branches have their own. No gradient of a weight is a tensor of its own, which may be larger."""
-    job = job_of(shape, layout, replace(facts, weight_gradient_fused=True), techniques, N, 1)
-    stream = facts.activation_bytes * N / layout.context * H * (2 if facts.branch_gradients_apart else 1)
+    job = job_of(shape, layout, changed(facts, weight_gradient_fused=True), techniques, N, 1)
+    stream = facts.layer.activation_bytes * N / layout.context * H * (2 if facts.layer.branch_gradients_apart else 1)
     return float(layer_backward(job, all_ranks(job, LayoutColumns.of([layout])))[0]) - stream
 
 
@@ -65,7 +67,7 @@ def test_in_fp32_nothing_is_summed_apart() -> None:
 
 def test_with_a_mask_all_three_gradients_are_summed_in_fp32() -> None:
     """Keys and values were copied to every query head."""
-    masked = replace(LIGER, key_values_expanded=True, windows_masked=True)
+    masked = changed(LIGER, key_values_expanded=True, windows_masked=True)
     assert backward(facts=masked) == N * (2 * Q + 3 * 2 * Q + 3 * 4 * Q - BEHIND)
 
 
@@ -131,7 +133,7 @@ def test_latent_attention_has_wider_queries_and_keys_than_values() -> None:
     wide, narrow = HEADS * (96 + 32), HEADS * 64
     made = 2 * narrow + 2 * wide + 2 * (wide + narrow) + 4 * wide
     assert backward(shape=latent) == N * (made - BEHIND)
-    masked = replace(LIGER, windows_masked=True)
+    masked = changed(LIGER, windows_masked=True)
     assert backward(shape=latent, facts=masked) == N * (made + 4 * (wide + narrow) - BEHIND)
 
 

@@ -23,13 +23,14 @@ from llmlaunch.memory.workspace import layer_backward, passing_buffers
 from llmlaunch.models.presets import find_model
 from llmlaunch.models.shape import CompressedAttention, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from support.changed_facts import changed
 
 N = 4096  # tokens of a sequence
 H, HEADS, WIDTH, RANK = 4096, 64, 512, 1024
 QUERIES = HEADS * WIDTH
 BLACKWELL = MegatronOptions(compute_capability=10.0)
-FACTS = replace(megatron_facts(BLACKWELL), expert_imbalance=1.0)
-NARROW = replace(megatron_facts(replace(BLACKWELL, fp8_recipe="mxfp8")), expert_imbalance=1.0)
+FACTS = changed(megatron_facts(BLACKWELL), expert_imbalance=1.0)
+NARROW = changed(megatron_facts(replace(BLACKWELL, fp8_recipe="mxfp8")), expert_imbalance=1.0)
 SIX = find_model({"base": "deepseek-v4-flash", "num_layers": 6})  # layers that pool by 0, 0, 4, 128, 4 and 128
 ALONE, STAGES = Layout(), Layout(pipeline=2, data=4)
 
@@ -107,7 +108,7 @@ def test_every_block_keeps_all_streams_and_what_it_puts_out() -> None:
     for shape in (SIX, replace(SIX, moe=None, num_layers=6)):
         more = [value(rank_layers, replace(shape, residual_streams=streams)) for streams in (4, 1)]
         assert more[0] - more[1] == pytest.approx(6 * 2 * N * STREAMS)
-    hopper = replace(megatron_facts(replace(BLACKWELL, compute_capability=9.0)), expert_imbalance=1.0)
+    hopper = changed(megatron_facts(replace(BLACKWELL, compute_capability=9.0)), expert_imbalance=1.0)
     copied = value(attentions, SIX, facts=hopper) - value(attentions, SIX)
     assert copied == pytest.approx(6 * N * 4 * 4 * H)
 

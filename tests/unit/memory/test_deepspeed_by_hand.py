@@ -13,7 +13,8 @@ from layer_tensors import layer_tensors
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.facts import NONE, Gathering, MemoryFacts
-from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
@@ -24,6 +25,7 @@ from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.models.presets import load_preset
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from support.changed_facts import changed
 
 N, H, F = 4096, 4096, 14336  # tokens, hidden size, columns of the MLP
 TABLE = 128256 * H
@@ -75,7 +77,7 @@ def test_all_layers_read_one_set_of_cosines_and_sines() -> None:
     def embedding(job: Job, rows: RankColumns) -> Any:
         return transient_terms(job, rows).moments[0]["embedding"]
 
-    made_in_a_kernel = replace(deepspeed_facts(), rotary_bytes=0.0)
+    made_in_a_kernel = changed(deepspeed_facts(), rotary_bytes=0.0)
     assert value(embedding) - value(embedding, facts=made_in_a_kernel) == 2 * 2 * N * 128
 
 
@@ -83,10 +85,10 @@ def test_an_unfused_norm_runs_backward_beside_what_the_mlp_has_not_let_go() -> N
     """So many bytes an element that the norm outweighs all else of the layer's backward pass."""
 
     def backward(norm_bytes: float, chunks: int = 1, layout: Layout = ZERO_1) -> float:
-        facts = replace(deepspeed_facts(), norm_backward_bytes=norm_bytes)
+        facts = changed(deepspeed_facts(), norm_backward_bytes=norm_bytes)
         return value(layer_backward, layout, facts, Techniques(mlp_chunks=chunks))
 
-    assert deepspeed_facts().norm_backward_bytes == 20
+    assert deepspeed_facts().layer.norm_backward_bytes == 20
     assert backward(200) - backward(150) == 50 * N * H
     more = 2 * 2 * N * F - 2 * N * H
     assert backward(200, chunks=64) - backward(200) == more, "in pieces its input alone is saved to be let go"
@@ -97,7 +99,7 @@ def test_an_unfused_norm_runs_backward_beside_what_the_mlp_has_not_let_go() -> N
 def test_gradients_on_their_way_to_the_host_pass_a_buffer_of_the_largest_parameter() -> None:
     layout = Layout(data=64, zero_stage=2)
     facts = deepspeed_facts(DeepSpeedOptions(offload_optimizer=True))
-    without = replace(facts, host_transfer_bytes=NONE)
+    without = changed(facts, host_transfer_bytes=NONE)
     for name in ("forward", "backward", "final", "buckets"):
 
         def moment(job: Job, rows: RankColumns, name: str = name) -> Any:
@@ -110,7 +112,7 @@ def test_zero_steps_on_whole_gradients_of_all_that_touches_its_share() -> None:
     """The table is larger than a share of one in 64, so the rank that holds a piece of it keeps all of its gradient."""
     share = PARAMETERS / 64
     facts = deepspeed_facts()
-    without = replace(facts, touched_gradient_bytes=NONE)
+    without = changed(facts, touched_gradient_bytes=NONE)
 
     def norm(job: Job, rows: RankColumns) -> Any:
         return states(job, rows).norm
@@ -125,7 +127,7 @@ def test_zero_steps_on_whole_gradients_of_all_that_touches_its_share() -> None:
 def test_under_ulysses_buckets_are_reduced_in_fp32() -> None:
     """ZeRO 1 copies a parameter larger than its bucket, and once more in the wider type."""
     facts = deepspeed_facts(DeepSpeedOptions(sequence_ranks=2))
-    narrow = replace(facts, widened_bucket_bytes=0.0)
+    narrow = changed(facts, widened_bucket_bytes=0.0)
 
     def backward(job: Job, rows: RankColumns) -> Any:
         return states(job, rows).backward
@@ -135,7 +137,7 @@ def test_under_ulysses_buckets_are_reduced_in_fp32() -> None:
 
 
 def test_zero_3_does_not_keep_a_frozen_embedding_gathered() -> None:
-    facts = replace(deepspeed_facts(), gathering=EVERYTHING)
+    facts = changed(deepspeed_facts(), gathering=EVERYTHING)
     layout = Layout(data=64, zero_stage=3)
 
     def parameters(job: Job, rows: RankColumns) -> Any:
@@ -153,7 +155,7 @@ def test_experts_are_gathered_where_they_alone_rest_in_shards() -> None:
 
     def parameter_bytes(techniques: Techniques) -> float:
         layout = Layout(tensor=2, zero_stage=3)
-        facts = replace(deepspeed_facts(), gathering=EVERYTHING)
+        facts = changed(deepspeed_facts(), gathering=EVERYTHING)
         job = job_of(MIXTRAL, layout, facts, techniques, N, 1)
         return float(states(job, all_ranks(job, LayoutColumns.of([layout]))).parameters[0])
 
@@ -176,7 +178,7 @@ def test_what_a_stage_gathers_arrives_in_buffers_where_several_devices_share_it(
 
     def parameter_bytes(offload: bool = False, sequential: bool = False, secondary: int = 1) -> float:
         gathering = replace(EVERYTHING, sequential=sequential)
-        facts = replace(deepspeed_facts(), gathering=gathering, secondary_ranks=secondary)
+        facts = changed(deepspeed_facts(), gathering=gathering, secondary_ranks=secondary)
         techniques = Techniques(adapters=adapters, offload_parameters=offload)
         job = job_of(MIXTRAL, layout, facts, techniques, N, 1)
         return float(states(job, all_ranks(job, LayoutColumns.of([layout]))).parameters[1])
@@ -201,7 +203,7 @@ def test_gate_and_up_are_two_parameters_but_in_families_that_fuse_them() -> None
 
 def test_the_gradient_of_a_table_that_tensor_parallelism_leaves_whole_is_whole() -> None:
     assert value(table_gradient, Layout(tensor=4, data=16)) == 2 * TABLE
-    divided = replace(deepspeed_facts(), embedding_whole=False)
+    divided = changed(deepspeed_facts(), embedding_whole=False)
     assert value(table_gradient, Layout(tensor=4, data=16), divided) == 2 * TABLE / 4
 
 
@@ -219,7 +221,7 @@ def test_adapters_stand_beside_a_shared_expert_and_every_projection_of_latents()
 
     kept = [kept_beside(job, mixture) for mixture in (False, True)]
     assert kept == [(4 + 3) * 2 * 16 * N, (4 + 6 * 3 + 3) * 2 * 16 * N]
-    wide = replace(deepspeed_facts(), adapter_bytes=4.0)
+    wide = changed(deepspeed_facts(), adapter_bytes=4.0)
     job = job_of(shape, layout, wide, Techniques(adapters=Adapters(16)), N, 1)
     inputs = kept_beside(job, True, "_adapter_inputs")
     h, latent, heads, ffn = 2048, 512, 16 * 128, 1408

@@ -16,6 +16,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.gathering import gathered
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from support.changed_facts import changed
 
 PARAMETERS = count_parameters(LLAMA3_8B).total
 TABLE = LLAMA3_8B.vocab_size * LLAMA3_8B.hidden_size
@@ -68,8 +69,8 @@ def test_the_bf16_optimizer_keeps_whole_fp32_gradients() -> None:
 
 def test_gradients_and_activations_of_one_microbatch_are_not_alive_together() -> None:
     """Gradients grow while activations shrink: the larger of the two counts, not the sum."""
-    facts = replace(deepspeed_facts(), **BARE, flat_step=False, logit_bytes=0.0, logit_gradient_bytes=0.0)
-    facts = replace(facts, lasting_bucket_bytes=0.0)
+    facts = changed(deepspeed_facts(), **BARE, flat_step=False, logit_bytes=0.0, logit_gradient_bytes=0.0)
+    facts = changed(facts, lasting_bucket_bytes=0.0)
     layout = Layout(data=8, zero_stage=1)
     once, several = rank(facts, layout, 32768), rank(facts, layout, 32768, microbatches=2)
     assert once.terms["gradient_buffers"] == 0
@@ -77,26 +78,26 @@ def test_gradients_and_activations_of_one_microbatch_are_not_alive_together() ->
 
 
 def test_without_zero_gradients_are_flattened_a_bucket_at_a_time() -> None:
-    facts = replace(deepspeed_facts(), **BARE, step_bytes=(0.0, 0.0, 0.0, 0.0), flat_step=False)
+    facts = changed(deepspeed_facts(), **BARE, step_bytes=(0.0, 0.0, 0.0, 0.0), flat_step=False)
     assert rank(facts, Layout(data=8)).terms["gradient_buffers"] == 2 * PARAMETERS + 2 * 500_000_000
 
 
 def test_without_zero_there_are_no_buckets_to_fill() -> None:
-    layout, none = Layout(data=8), replace(deepspeed_facts(), bucket_bytes=0.0)
+    layout, none = Layout(data=8), changed(deepspeed_facts(), bucket_bytes=0.0)
     assert rank(deepspeed_facts(), layout).terms == rank(none, layout).terms
 
 
 def test_zero_3_starts_from_the_whole_model_unless_it_is_made_in_shards() -> None:
     layout = Layout(data=64, zero_stage=3)
-    whole = rank(replace(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True)), **BARE), layout)
-    split = replace(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True, split_from_start=True)), **BARE)
+    whole = rank(changed(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True)), **BARE), layout)
+    split = changed(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True, split_from_start=True)), **BARE)
     assert whole.allocated_bytes == 2 * PARAMETERS
     assert rank(split, layout).allocated_bytes < PARAMETERS
 
 
 def test_a_fused_loss_makes_the_heads_gradient_in_the_forward_pass() -> None:
     """Liger: the sum, one chunk's product and its fp32 copy, and one head-sized gradient later on."""
-    facts = replace(deepspeed_facts(DeepSpeedOptions(liger=True)), **BARE, flat_step=False)
+    facts = changed(deepspeed_facts(DeepSpeedOptions(liger=True)), **BARE, flat_step=False)
     loss = rank(facts, Layout(data=8, zero_stage=2), 16384).terms["logits_and_loss"]
     hidden = 16384 * LLAMA3_8B.hidden_size
     assert loss == pytest.approx(8 * TABLE + 2 * 2 * hidden + 2 * 2 * hidden + 4 * 16384)
@@ -106,7 +107,7 @@ def test_a_second_shard_costs_its_part_of_the_parameters() -> None:
     layout = Layout(data=64, zero_stage=3)
     whole, second = (
         rank(
-            replace(
+            changed(
                 deepspeed_facts(DeepSpeedOptions(zero=ZeroSettings(secondary_ranks=ranks), split_from_start=True)),
                 **BARE,
             ),
@@ -119,7 +120,7 @@ def test_a_second_shard_costs_its_part_of_the_parameters() -> None:
 
 def test_a_linear_that_keeps_its_weight_keeps_all_that_is_gathered_unless_layers_are_recomputed() -> None:
     """`memory_efficient_linear: false`: whole parameters in the compute type beside the shard."""
-    facts = replace(
+    facts = changed(
         deepspeed_facts(DeepSpeedOptions(zero=ZeroSettings(memory_efficient_linear=False), split_from_start=True)),
         **BARE,
     )
@@ -131,11 +132,11 @@ def test_a_linear_that_keeps_its_weight_keeps_all_that_is_gathered_unless_layers
 
 def test_checkpoints_cut_from_mlp_blocks_waste_a_part_of_them() -> None:
     """3.5 layer inputs fit a block of the MLP's width, so half of one is lost to every three."""
-    cut = replace(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), **BARE, flat_step=False)
+    cut = changed(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), **BARE, flat_step=False)
     layout = Layout(data=8, zero_stage=3, recompute=RECOMPUTE_FULL)
     wasted = (
         rank(cut, layout, 65536).reserved_bytes
-        - rank(replace(cut, cut_checkpoints=False), layout, 65536).reserved_bytes
+        - rank(changed(cut, cut_checkpoints=False), layout, 65536).reserved_bytes
     )
     inputs = 32 * 65536 * LLAMA3_8B.hidden_size * 2
     assert wasted == pytest.approx(inputs * 0.5 / 3)
@@ -143,7 +144,7 @@ def test_checkpoints_cut_from_mlp_blocks_waste_a_part_of_them() -> None:
 
 def step_of(facts: MemoryFacts, layout: Layout) -> float:
     """Bytes of the optimizer step's temporaries, where nothing else can be the peak."""
-    alone = replace(facts, **BARE, lasting_bucket_bytes=0.0, logit_bytes=0.0, logit_gradient_bytes=0.0)
+    alone = changed(facts, **BARE, lasting_bucket_bytes=0.0, logit_bytes=0.0, logit_gradient_bytes=0.0)
     return rank(alone, layout).terms["optimizer_step"]
 
 
@@ -165,7 +166,7 @@ def test_an_optimizer_that_is_not_fused_takes_two_more_bytes() -> None:
 
 
 def test_a_bucket_of_zero_3_is_there_in_the_step() -> None:
-    facts = replace(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), **BARE)
+    facts = changed(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), **BARE)
     stepping = rank(facts, Layout(data=2, zero_stage=3)).terms
     assert stepping["optimizer_step"] > 0
     assert stepping["gradient_buffers"] == 2 * 500_000_000
@@ -178,7 +179,7 @@ def test_a_single_device_makes_the_buckets_too(stage: int) -> None:
     def buffers(bucket_elements: int) -> float:
         options = DeepSpeedOptions(reduce_bucket_elements=bucket_elements, split_from_start=True)
         step = ("step_bytes_sharded", "touched_gradient_bytes", "gradient_norm_bytes")
-        facts = replace(deepspeed_facts(options), **dict.fromkeys(step, (0.0, 0.0, 0.0, 0.0)))
+        facts = changed(deepspeed_facts(options), **dict.fromkeys(step, (0.0, 0.0, 0.0, 0.0)))
         return rank(facts, Layout(zero_stage=stage)).terms["gradient_buffers"]
 
     assert buffers(1_000_000_000) - buffers(500_000_000) == 2 * 2 * 500_000_000
@@ -199,7 +200,7 @@ def test_a_single_device_copies_parameters_from_the_host() -> None:
 
 def test_sub_groups_left_on_the_device_keep_their_fp32_gradients() -> None:
     """Offload by share: bf16 gradients are on the host, and fp32 ones of what is stepped on the device stay there."""
-    facts = replace(deepspeed_facts(DeepSpeedOptions(offloaded_share=0.25, split_from_start=True)), **BARE)
+    facts = changed(deepspeed_facts(DeepSpeedOptions(offloaded_share=0.25, split_from_start=True)), **BARE)
     terms = rank(facts, Layout(data=16, zero_stage=3), techniques=Techniques(offload_optimizer=0.25)).terms
     assert terms["optimizer_states"] == pytest.approx(0.75 * 12 * PARAMETERS / 16)
     assert terms["gradients"] + terms["gradient_buffers"] >= 0.75 * 4 * PARAMETERS / 16
@@ -208,6 +209,6 @@ def test_sub_groups_left_on_the_device_keep_their_fp32_gradients() -> None:
 def test_ulysses_ranks_share_states_and_reduce_in_fp32() -> None:
     facts = deepspeed_facts(DeepSpeedOptions(sequence_ranks=4, split_from_start=True))
     alone = deepspeed_facts(DeepSpeedOptions(split_from_start=True))
-    assert state(rank(replace(facts, **BARE), Layout(data=2, context=4, zero_stage=1))) == pytest.approx(2.0 + 12.0 / 8)
-    assert (alone.widened_bucket_bytes, facts.widened_bucket_bytes) == (0.0, 4.0)
-    assert facts.bucket_bytes == alone.bucket_bytes
+    assert state(rank(changed(facts, **BARE), Layout(data=2, context=4, zero_stage=1))) == pytest.approx(2.0 + 12.0 / 8)
+    assert (alone.zero.widened_bucket_bytes, facts.zero.widened_bucket_bytes) == (0.0, 4.0)
+    assert facts.zero.bucket_bytes == alone.zero.bucket_bytes

@@ -103,7 +103,9 @@ def test_buffers_are_the_devices_and_not_torchs_and_replace_connections() -> Non
     assert flex.device_bytes - flex.reserved_bytes == sum(
         flex.terms[name] for name in ("context", "communicators", "exchange_buffers")
     )
-    assert plain.terms["communicators"] - flex.terms["communicators"] == 7 * megatron_facts().exchange_peer_bytes
+    assert (
+        plain.terms["communicators"] - flex.terms["communicators"] == 7 * megatron_facts().exchange.exchange_peer_bytes
+    )
     assert rank("deepep", Layout(data=8)).terms["exchange_buffers"] == 0
 
 
@@ -120,7 +122,7 @@ def test_routed_copies_wait_where_the_library_makes_them(library: str, copies: i
     flex = Techniques(token_dispatcher="flex", flex_backend=library)
     layout = Layout(tensor=2, data=4, expert=4, expert_tensor=2, sequence_parallel=1)
     job = shapes.job_of(MIXTURE, layout, megatron_facts(), flex)
-    routed = 2048 * 4 * job.facts.expert_imbalance * 2  # of both tensor ranks
+    routed = 2048 * 4 * job.facts.mixture.expert_imbalance * 2  # of both tensor ranks
     waiting = mixture_forward(job, all_ranks(job, LayoutColumns.of([layout])))
     assert np.asarray(waiting) == pytest.approx(copies * routed * 4096 * 2)
 

@@ -20,6 +20,7 @@ from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import PagedStash, Techniques
+from support.changed_facts import changed
 
 LENGTH, HIDDEN = 4096, 4096
 TWO_HEADS = replace(LLAMA3_8B, name="two-heads", num_layers=4, mtp_num_layers=2)
@@ -87,9 +88,9 @@ def test_what_travels_to_the_loss_is_as_many_times_as_wide() -> None:
 
 @pytest.mark.parametrize(("shape", "members"), [(TWO_HEADS, (1, 1, 0)), (TIED, (1, 1, 1))])
 def test_ranks_with_a_table_add_its_gradients_up(shape: ModelShape, members: tuple[int, ...]) -> None:
-    facts = replace(shapes.MEGATRON, groups=("tied_embeddings",))
+    facts = changed(shapes.MEGATRON, groups=("tied_embeddings",))
     ranks = shapes.ranks(shape, BEFORE, facts, BEFORE_LAST)
-    assert [rank.terms["communicators"] / facts.communicator_bytes for rank in ranks] == list(members)
+    assert [rank.terms["communicators"] / facts.exchange.communicator_bytes for rank in ranks] == list(members)
 
 
 def test_pages_hold_the_experts_of_all_heads_in_flight() -> None:

@@ -3,7 +3,6 @@ hand."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 from layer_tensors import rank_tensors
 from shapes import job_of
 
-from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.model import model_of
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
@@ -19,6 +19,7 @@ from llmlaunch.memory.activations import kept_by_layer, largest_layer, returned_
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
 from llmlaunch.models.presets import load_preset
+from support.changed_facts import changed
 
 N = 1024  # tokens of a sequence, as many as a window has
 H, FFN, HEADS = 5376, 21504, 32
@@ -32,7 +33,7 @@ ALONE = Layout(data=2)
 
 
 def value(function: Any, layout: Layout = ALONE, shape: Any = GEMMA, **facts: Any) -> float:
-    job = job_of(shape, layout, replace(FACTS, **facts), length=N)
+    job = job_of(shape, layout, changed(FACTS, **facts), length=N)
     return float(np.broadcast_to(function(job, all_ranks(job, LayoutColumns.of([layout]))), 1)[0])
 
 
@@ -73,7 +74,7 @@ def test_all_layers_add_up_to_the_published_number() -> None:
 
 
 def test_values_are_normed_without_a_weight_and_heads_kept_by_their_kind() -> None:
-    norm = 2 + FACTS.norm_extra_bytes
+    norm = 2 + FACTS.layer.norm_extra_bytes
     kept = [
         2 * (queries + 2 * keys)
         + norm * (queries + keys)

@@ -13,7 +13,8 @@ from random_jobs import GEMMA, GPT, LATENT, SHARED, SINKS
 from shapes import ALTERNATING, LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.facts import MemoryFacts
-from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, with_family
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
+from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import (
@@ -48,11 +49,12 @@ from llmlaunch.memory.workspace import (
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from support.changed_facts import changed
 from validation.fsdp import atorch_facts, torchtitan_facts
 from validation.megatron_deepspeed import megatron_deepspeed_facts
 
 N = 4096  # tokens of a sequence
-BALANCED = replace(megatron_facts(), expert_imbalance=1.0)
+BALANCED = changed(megatron_facts(), expert_imbalance=1.0)
 SPLIT = Layout(tensor=2, data=4, sequence_parallel=1)
 ENDS = Layout(tensor=2, pipeline=2, data=4, sequence_parallel=1)
 
@@ -97,7 +99,7 @@ def test_norms_over_all_heads_have_one_statistic_each() -> None:
 
 
 def test_heads_that_lie_apart_are_copied_and_values_of_one_linear_keep_all_of_it() -> None:
-    apart, mixed = replace(BALANCED, attention_output_copied=True), replace(BALANCED, mixed_projection_kept=True)
+    apart, mixed = changed(BALANCED, attention_output_copied=True), changed(BALANCED, mixed_projection_kept=True)
     plain = value(dense_layer, LLAMA3_8B)
     assert value(dense_layer, LLAMA3_8B, facts=apart) - plain == N * 2 * 4096 / 2
     assert value(dense_layer, LLAMA3_8B, facts=mixed) - plain == N * 2 * (4096 + 1024) / 2
@@ -322,8 +324,8 @@ def test_a_mixture_keeps_its_router_its_routed_tokens_and_the_shared_expert() ->
 def test_experts_weighed_after_they_are_done_keep_their_outputs() -> None:
     """Under transformers: every routed token twice, as it is put out and as it is weighed; DeepSeek's router reads an
     fp32 copy of its input."""
-    facts = with_family(replace(deepspeed_facts(), combine_bytes=2.0), LATENT, N)
-    without = replace(facts, combine_bytes=0.0, expert_output_weighted=False, router_input_bytes=0.0)
+    facts = with_family(changed(deepspeed_facts(), combine_bytes=2.0), LATENT, N)
+    without = changed(facts, combine_bytes=0.0, expert_output_weighted=False, router_input_bytes=0.0)
     more = value(mixture_layer, LATENT, Layout(), facts) - value(mixture_layer, LATENT, Layout(), without)
     h, topk, ffn = 2048, 6, 1408
     # where the activation is not fused, what is weighed before the second linear is kept as well
@@ -403,7 +405,7 @@ def test_a_stage_of_megatron_deepspeed_keeps_its_share_of_the_output_it_sent() -
     layout = Layout(tensor=2, pipeline=2, data=4)
     facts = megatron_deepspeed_facts("fp16")
     kept, without = (
-        value(kept_activations, GPT, layout, replace(facts, stage_output_bytes=width), microbatches=8)
+        value(kept_activations, GPT, layout, changed(facts, stage_output_bytes=width), microbatches=8)
         for width in (2.0, 0.0)
     )
     assert kept - without == 2 * N * 2 * 1024 / 2  # two micro-batches in flight
@@ -412,7 +414,7 @@ def test_a_stage_of_megatron_deepspeed_keeps_its_share_of_the_output_it_sent() -
 def test_block_recompute_of_a_mixture_keeps_the_other_layers_whole() -> None:
     layout = replace(SPLIT, recompute=RECOMPUTE_FULL, recompute_layers=8)
     block = Techniques(recompute_method="block")
-    facts = replace(BALANCED, router_last_bytes=0.0)
+    facts = changed(BALANCED, router_last_bytes=0.0)
     whole, stream = value(mixture_layer, SHARED, facts=facts), N * 2 * 2048 / 2
     assert value(kept_activations, SHARED, layout, facts, block) == pytest.approx(8 * stream + 4 * whole)
     assert value(recomputed_layer, SHARED, layout, facts, block) == pytest.approx(0.0)
@@ -490,7 +492,7 @@ def test_the_last_norm_keeps_what_the_head_reads_and_unfused_copies() -> None:
     assert value(final_norm, LLAMA3_8B, Layout(), facts) == N * ((2 * 2 + 4) * 4096 + 4)
     adapted = value(final_norm, LLAMA3_8B, Layout(), facts, Techniques(adapters=Adapters(8)))
     assert adapted == N * ((2 + 4) * 4096 + 4)
-    gathered = replace(torchtitan_facts(True, True, False, 2), gathered_inputs_kept=True)
+    gathered = changed(torchtitan_facts(True, True, False, 2), gathered_inputs_kept=True)
     assert value(final_norm, LLAMA3_8B, SPLIT, gathered) == N * (4 * 4096 + 4 + 2 * 4096) / 2
 
 
@@ -547,7 +549,7 @@ def test_a_mixture_runs_backward_through_its_exchange_or_its_experts() -> None:
 
 def test_scores_run_backward_beside_what_the_mlp_has_not_freed() -> None:
     """fp32: four gradients of the scores, less one that is saved; of a mixture too."""
-    fp32 = replace(megatron_facts(MegatronOptions("fp32")), expert_imbalance=1.0)
+    fp32 = changed(megatron_facts(MegatronOptions("fp32")), expert_imbalance=1.0)
     h, t = 4096, 2
     stream, scores = 2 * 4 * N * h / t, 32 / t * N * N
     mlp = N / t * (4 * h + 4 + 4 * h + 3 * 4 * 14336)
@@ -571,8 +573,8 @@ def test_buffers_that_micro_batches_pass_through() -> None:
     assert buffer("pipeline_buffers", 0, titan, count=5) == 5 * 2 * stream / 2
 
 
-FUSED, LORA = replace(BALANCED, adapters_fused=True), Techniques(adapters=Adapters(16))
-NOT_HELD = replace(FUSED, exchanges_held=False)  # where nothing but adapters adds to a layer's forward pass
+FUSED, LORA = changed(BALANCED, adapters_fused=True), Techniques(adapters=Adapters(16))
+NOT_HELD = changed(FUSED, exchanges_held=False)  # where nothing but adapters adds to a layer's forward pass
 FUSED_SHAPES = [(LLAMA3_8B, 2, 4096 + 2 * 1024), (GPT, 1, 3 * GPT.query_width)]
 
 
@@ -658,7 +660,7 @@ def test_fused_adapters_stand_beside_every_projection_of_latents_and_the_layers_
 
 
 def test_fused_adapters_of_latents_keep_what_is_between_each_pair() -> None:
-    alone, mlp = (replace(FUSED, expert_imbalance=1.0), Techniques(adapters=Adapters(16, target_modules=MLP_ALONE)))
+    alone, mlp = (changed(FUSED, expert_imbalance=1.0), Techniques(adapters=Adapters(16, target_modules=MLP_ALONE)))
     layout = Layout(data=4, expert=4)
     frozen = value(mixture_layer, IN_LATENTS, layout, alone)
     all_of_them = value(mixture_layer, IN_LATENTS, layout, alone, LORA)
@@ -707,7 +709,7 @@ def test_a_mixture_running_forward_holds_the_shared_experts_output_too() -> None
 
 
 def test_layers_of_both_kinds_and_those_that_are_trained_add_up() -> None:
-    facts = replace(BALANCED, router_last_bytes=0.0)
+    facts = changed(BALANCED, router_last_bytes=0.0)
     dense, mixture = (value(layer, ALTERNATING, facts=facts) for layer in (dense_layer, mixture_layer))
     assert value(kept_activations, ALTERNATING, facts=facts) == 8 * dense + 24 * mixture
     last = value(kept_activations, ALTERNATING, facts=facts, techniques=Techniques(trained_layers=4))
@@ -728,7 +730,7 @@ def test_layers_of_both_kinds_and_those_that_are_trained_add_up() -> None:
 def test_pefts_adapters_cast_and_drop_out_of_every_linears_input(frozen: bool, per_input: int) -> None:
     """Seven linears of rank 16 in fp32; q, k and v, o, gate and up, and down read copies of their own; frozen norms
     keep one copy less, and no linear its own input."""
-    facts = replace(deepspeed_facts(), adapter_bytes=4.0, adapter_dropout=True)
+    facts = changed(deepspeed_facts(), adapter_bytes=4.0, adapter_dropout=True)
     h, query, ffn = 4096, 4096, 14336
     norms = 2 * (2 * h + 4 * h + 4 - 2 * h)
     attention = 2 * (query + 2 * 1024) + 2 * query + 4 * 32
@@ -736,8 +738,8 @@ def test_pefts_adapters_cast_and_drop_out_of_every_linears_input(frozen: bool, p
     adapted = value(dense_layer, LLAMA3_8B, Layout(), facts, Techniques(adapters=Adapters(16, frozen)))
     assert adapted == N * (norms + attention + 3 * 2 * ffn + adapters)
     experts = value(mixture_layer, MIXTRAL, Layout(), facts, Techniques(adapters=Adapters(16, frozen)))
-    routed = 2 * (3 * 2 * ffn + 2 * ffn + facts.combine_bytes * h)
-    router = facts.router_bytes * 8
+    routed = 2 * (3 * 2 * ffn + 2 * ffn + facts.mixture.combine_bytes * h)
+    router = facts.mixture.router_bytes * 8
     adapters = (4 + 3 * 2) * 4 * 16 + per_input * (3 * h + query + 2 * (2 * h + ffn))
     assert experts == N * (norms + attention + routed + router + adapters)
 
@@ -749,11 +751,11 @@ def test_attentions_output_is_copied_for_narrow_linears_and_for_all_to_alls() ->
     )
     wide = megatron_facts(MegatronOptions(context_all_to_all=True))
     tokens, width = N / 2, 4096 / 2
-    apart = replace(narrow, attention_output_copied=True)
+    apart = changed(narrow, attention_output_copied=True)
     more = [value(dense_layer, LLAMA3_8B, layout, facts) for facts in (narrow, both, wide, BALANCED, apart)]
     assert more[1] - more[0] == more[2] - more[3] == more[4] - more[0] == tokens * 2 * width
     ring = value(dense_layer, LLAMA3_8B, layout, narrow) - value(
-        dense_layer, LLAMA3_8B, layout, replace(narrow, quantized=None)
+        dense_layer, LLAMA3_8B, layout, changed(narrow, quantized=None)
     )
     linears = -(2 * 4096 / 2 + 14336 / 2)  # inputs of one byte instead of two, of Q, K and V, gate and up, and down
     assert ring == tokens * (linears + width)
@@ -762,7 +764,7 @@ def test_attentions_output_is_copied_for_narrow_linears_and_for_all_to_alls() ->
 def test_latent_attention_under_transformers_copies_heads_and_normalizes_in_fp32() -> None:
     shape = replace(LATENT, mla=MlaShape(1536, 512, 128, 64, 128))
     facts = with_family(deepspeed_facts(), shape, N)
-    plain = replace(facts, key_values_expanded=False, norm_extra_bytes=0.0)
+    plain = changed(facts, key_values_expanded=False, norm_extra_bytes=0.0)
     heads, norms, h = 16, 2, 2048
     more = value(dense_layer, shape, Layout(), facts) - value(dense_layer, shape, Layout(), plain)
     assert more == N * (2 * heads * (128 + 128) + 4 * (1536 + 512) + norms * 4 * h)
@@ -813,7 +815,7 @@ def test_stubs_of_a_mixture_are_of_its_attention_an_expert_the_shared_one_and_th
 def test_a_first_linear_of_a_wide_table_of_experts_is_the_worst_step_of_its_backward_pass() -> None:
     """Few tokens beside a large weight whose gradient is a tensor of its own: the gradient of the input and of the
     weight, less the activation's input that is gone."""
-    unfused = replace(megatron_facts(MegatronOptions(gradient_accumulation_fusion=False)), expert_imbalance=1.0)
+    unfused = changed(megatron_facts(MegatronOptions(gradient_accumulation_fusion=False)), expert_imbalance=1.0)
     h, ffn, tokens = 4096, 14336, 64
     job = job_of(LLAMA3_8B, Layout(), unfused, NO_TECHNIQUES, tokens, 1)
     backward = layer_backward(job, all_ranks(job, LayoutColumns.of([Layout()])))[0]
@@ -821,7 +823,7 @@ def test_a_first_linear_of_a_wide_table_of_experts_is_the_worst_step_of_its_back
 
 
 def test_a_piece_of_an_mlp_that_is_computed_again_has_all_it_saves() -> None:
-    facts, chunked = replace(BALANCED, mlp_chunks_recomputed=True), Techniques(mlp_chunks=8)
+    facts, chunked = changed(BALANCED, mlp_chunks_recomputed=True), Techniques(mlp_chunks=8)
     again, stored = (value(layer_backward, LLAMA3_8B, facts=each, techniques=chunked) for each in (facts, BALANCED))
     assert again - stored == 3 * 2 * N * 14336 / 2 / 8
     uniform = replace(SPLIT, recompute=RECOMPUTE_FULL, recompute_layers=32)

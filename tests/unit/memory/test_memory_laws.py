@@ -23,6 +23,7 @@ from llmlaunch.memory.peak import cache_share
 from llmlaunch.memory.weights import adapter_parameters, trained_counts
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from support.changed_facts import changed
 
 STATIC = ("parameters", "gradients", "optimizer_states")
 
@@ -64,7 +65,7 @@ def test_sharding_further_never_adds_static_state(field: str, data: st.DataObjec
 def test_a_higher_zero_stage_never_keeps_more_state(data: st.DataObject) -> None:
     layout = data.draw(layouts(LLAMA2_7B))
     # gradients differ with the moment of the peak, and buckets come with ZeRO: only what lasts is ordered
-    facts = replace(deepspeed_facts(), gathering=None)
+    facts = changed(deepspeed_facts(), gathering=None)
     stages = [static(ranks(LLAMA2_7B, replace(layout, zero_stage=stage), facts)[0]) for stage in range(4)]
     # stage 3 holds shards and one gathered layer, so with few devices it may hold more than stage 2
     assert stages[0] >= stages[1] >= stages[2]
@@ -137,7 +138,7 @@ def test_more_offloaded_layers_never_need_more(shape: ModelShape, data: st.DataO
 @given(shape=SHAPES, data=st.data())
 def test_chunks_computed_again_never_need_more(shape: ModelShape, data: st.DataObject) -> None:
     layout = data.draw(layouts(shape))
-    facts = replace(MEGATRON, mlp_chunks_recomputed=True)
+    facts = changed(MEGATRON, mlp_chunks_recomputed=True)
     never_more(shape, layout, NO_TECHNIQUES, Techniques(mlp_chunks=4), facts)
 
 
@@ -168,7 +169,7 @@ def kept_bytes(techniques: Techniques, recompute: int = 0, recomputes: bool = Fa
     """Bytes of all 32 layers of Llama 3 8B, one micro-batch of 4096 tokens."""
     layout = Layout(data=8, recompute=recompute, offload_layers=offload_layers)
     job = job_of(LLAMA3_8B, layout, techniques=techniques)
-    job = replace(job, facts=replace(job.facts, mlp_chunks_recomputed=recomputes, travelling_checkpoints=3.0))
+    job = replace(job, facts=changed(job.facts, mlp_chunks_recomputed=recomputes, travelling_checkpoints=3.0))
     return float(kept_activations(job, all_ranks(job, LayoutColumns.of([layout])))[0])
 
 

@@ -38,6 +38,7 @@ from llmlaunch.memory.workspace import (
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.units import GIB
+from support.changed_facts import changed
 from validation.fsdp import torchtitan_facts
 from validation.megatron_deepspeed import megatron_deepspeed_facts
 
@@ -200,7 +201,7 @@ def test_adapters_of_experts_are_sharded_with_them() -> None:
 
 def test_the_moments_of_a_step() -> None:
     """The loss, the head's backward pass, a layer's, where gradients come and go the first layer's, and the step."""
-    facts = replace(megatron_facts(), expert_imbalance=1.0)
+    facts = changed(megatron_facts(), expert_imbalance=1.0)
     layout = Layout(tensor=2, data=4, sequence_parallel=1)
     job, rows = job_and_rows(LLAMA3_8B, layout, facts)
     terms = transient_terms(job, rows)
@@ -227,7 +228,7 @@ def test_a_grouped_product_has_workspaces_of_its_own() -> None:
 
 @pytest.mark.parametrize("length", [64, 1024])  # the tables' gradients outweigh the layers, or wait beside them
 def test_a_prediction_heads_layer_runs_backward_first_beside_the_last_norm_and_the_waiting_table(length: int) -> None:
-    facts = replace(megatron_facts(), expert_imbalance=1.0)
+    facts = changed(megatron_facts(), expert_imbalance=1.0)
     layout = Layout(tensor=2, data=4, sequence_parallel=1)
     shape = replace(LATENT, mtp_num_layers=1)
     job, rows = job_and_rows(shape, layout, facts, length=length)
@@ -263,7 +264,7 @@ def test_tables_of_prediction_heads_on_the_last_stage_are_the_peak_of_short_sequ
 
 
 def test_a_layer_with_fused_adapters_may_be_fullest_while_it_runs_forward() -> None:
-    facts = replace(megatron_facts(), adapters_fused=True)
+    facts = changed(megatron_facts(), adapters_fused=True)
     for recompute in (0, RECOMPUTE_FULL):
         layout = Layout(tensor=2, data=4, sequence_parallel=1, recompute=recompute)
         job, rows = job_and_rows(LLAMA3_8B, layout, facts, Techniques(adapters=Adapters(16)))
@@ -315,7 +316,7 @@ def test_peaks_of_ranks_of_layouts_and_of_halves_are_one(backend: str) -> None:
 def test_pieces_that_lie_free_are_reserved_beside_what_is_alive() -> None:
     """Of eager logits in a loss of torch's, a third of what there was; of FSDP's streams, what they gathered and
     reduced while another moment is the worst."""
-    facts = replace(torchtitan_facts(False, False, False, 1), cache_share=0.0)
+    facts = changed(torchtitan_facts(False, False, False, 1), cache_share=0.0)
     layout = Layout(data=8, zero_stage=3)
     [rank] = estimate(job_of(LLAMA3_8B, layout, facts, length=65536), layout).ranks
     gradients = 4 * PARAMETERS / 8
@@ -337,7 +338,7 @@ def test_communicators_are_one_for_every_group_and_neighbour() -> None:
     layout = Layout(tensor=2, pipeline=4, data=2)
     for tied in (False, True):
         ranks = estimate(job_of(replace(LLAMA3_8B, tied_embeddings=tied), layout, facts), layout).ranks
-        each = facts.communicator_bytes
+        each = facts.exchange.communicator_bytes
         counts = [rank.terms["communicators"] / each for rank in ranks]
         assert counts == pytest.approx([9 + tied, 10, 10, 9 + tied], rel=1e-6)
         assert all(
@@ -432,10 +433,10 @@ def test_the_floor_of_a_split_is_the_mean_of_its_stages() -> None:
     state = states(job, rows)
     mean = float(np.mean(state.parameters + state.weight_copies + state.gradients + state.optimizer))
     floor = least_state_bytes(job, LayoutColumns.of([layout]))[0]
-    assert floor == pytest.approx(mean - 8 + job.facts.context_bytes)
+    assert floor == pytest.approx(mean - 8 + job.facts.allocator.context_bytes)
     outside = replace(job, correction=Correction(torch_share=0.1, outside_bytes=GIB))
     floor = least_state_bytes(outside, LayoutColumns.of([layout]))[0]
-    assert floor == pytest.approx(1.1 * (mean - 8) + job.facts.context_bytes + GIB)
+    assert floor == pytest.approx(1.1 * (mean - 8) + job.facts.allocator.context_bytes + GIB)
 
 
 def test_the_first_layers_backward_pass_has_one_layer_the_table_and_what_waits_for_it() -> None:
@@ -484,7 +485,7 @@ def test_narrow_weights_of_a_sharded_mixture_and_its_gathered_experts() -> None:
 
 
 def test_narrow_gradients_of_backward_beside_accumulated_ones_to_the_end() -> None:
-    facts = replace(deepspeed_facts(), backward_gradient_bytes=(0.0, 1.0, 0.0, 0.0))
+    facts = changed(deepspeed_facts(), backward_gradient_bytes=(0.0, 1.0, 0.0, 0.0))
     without, beside = (
         at(held(LLAMA3_8B, Layout(data=8, zero_stage=1), each)[1], "gradient_buffers")[:STEP]
         for each in (deepspeed_facts(), facts)
@@ -494,11 +495,11 @@ def test_narrow_gradients_of_backward_beside_accumulated_ones_to_the_end() -> No
 
 def test_all_to_alls_open_a_connection_to_every_other_expert_rank_of_the_node() -> None:
     """Of eight devices; expert-tensor ranks share them."""
-    facts = replace(megatron_facts(), exchange_peer_bytes=1e6)
+    facts = changed(megatron_facts(), exchange_peer_bytes=1e6)
     for expert, expert_tensor, peers in ((4, 1, 3), (8, 2, 3), (8, 1, 7), (1, 1, 0)):
         layout = Layout(data=16, expert=expert, expert_tensor=expert_tensor)
         job = job_of(MIXTRAL, layout, facts)
-        none = replace(job, facts=replace(facts, exchange_peer_bytes=0.0))
+        none = replace(job, facts=changed(facts, exchange_peer_bytes=0.0))
         [rank], [before] = (estimate(each, layout).ranks for each in (job, none))
         assert rank.terms["communicators"] - before.terms["communicators"] == peers * 1e6
 
@@ -506,7 +507,7 @@ def test_all_to_alls_open_a_connection_to_every_other_expert_rank_of_the_node() 
 def test_a_table_without_room_among_freed_logits_gets_a_segment_of_its_own() -> None:
     """Of short sequences: its gradient, beside the whole of a layer's backward pass."""
     layout = Layout(data=4)
-    facts = replace(megatron_facts(), mixture_cache_share=0.0, whole_segments=True)
+    facts = changed(megatron_facts(), mixture_cache_share=0.0, whole_segments=True)
     for length, lone in ((512, True), (8192, False)):
         job, rows = job_and_rows(MIXTRAL, layout, facts, length=length)
         terms = transient_terms(job, rows)
@@ -548,7 +549,7 @@ def test_the_tables_gradient_takes_the_place_of_what_the_first_layer_recomputed(
 
 
 def test_a_flat_steps_blocks_lie_beside_the_backward_pass_and_not_beside_the_step() -> None:
-    facts = replace(deepspeed_facts(), cache_share=0.0)
+    facts = changed(deepspeed_facts(), cache_share=0.0)
     layout = Layout(data=8, zero_stage=2)
     job, rows = job_and_rows(LLAMA3_8B, layout, facts, microbatches=1, length=8)
     state = states(job, rows)

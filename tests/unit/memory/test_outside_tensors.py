@@ -30,7 +30,7 @@ def reserved_apart(shape: ModelShape, layout: Layout, expandable: bool, length: 
     """Bytes that the allocator reserves beyond its share, by pipeline rank."""
     facts = megatron_facts(MegatronOptions(loss="te", expandable_segments=expandable))
     return [
-        rank.terms["allocator_cache"] - round(facts.cache_share * rank.allocated_bytes)
+        rank.terms["allocator_cache"] - round(facts.allocator.cache_share * rank.allocated_bytes)
         for rank in shapes.ranks(shape, layout, facts, length=length)
     ]
 
@@ -86,7 +86,7 @@ def test_an_all_to_all_connects_every_expert_rank_of_the_node(
 
 def test_fp32_logits_are_the_softmax_themselves_and_old_versions_made_two() -> None:
     def logit_bytes(**options: object) -> float:
-        return megatron_facts(MegatronOptions(**options)).logit_bytes  # type: ignore[arg-type]
+        return megatron_facts(MegatronOptions(**options)).loss.logit_bytes  # type: ignore[arg-type]
 
     assert logit_bytes() == 2 + 4
     assert logit_bytes(precision="fp32") == 4

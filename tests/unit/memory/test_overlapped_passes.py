@@ -20,9 +20,10 @@ from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.overlapped_passes import delayed_weight_gradients, left_over, paired_layer
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from support.changed_facts import changed
 
 N, H = 4096, 4096
-BALANCED = replace(megatron_facts(), expert_imbalance=1.0)
+BALANCED = changed(megatron_facts(), expert_imbalance=1.0)
 OVERLAP = Techniques(overlap_expert_communication=True)
 DELAY = Techniques(overlap_expert_communication=True, delay_weight_gradients=True)
 ALONE = Layout(data=8, expert=8, zero_stage=1)
@@ -140,7 +141,7 @@ def test_traced_ranks_take_what_is_planned(
     techniques: Techniques, layout: Layout, rank: int, traced_gib: float
 ) -> None:
     """Traced under fake tensors (tests/frameworks/traced_cases.py), where kernel libraries have no workspace."""
-    facts = replace(BALANCED, workspace_bytes=BALANCED.workspace_bytes - constant("workspace_bytes"))
+    facts = changed(BALANCED, workspace_bytes=BALANCED.allocator.workspace_bytes - constant("workspace_bytes"))
     job = job_of(QWEN3, layout, facts, techniques, 4096, 8)
     allocated = estimate(job, layout, num_microbatches=8).ranks[rank].allocated_bytes
     assert allocated / 2**30 == pytest.approx(traced_gib, rel=0.005)

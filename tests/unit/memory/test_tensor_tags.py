@@ -10,7 +10,8 @@ from typing import get_args
 import pytest
 from shapes import MEGATRON, job_of
 
-from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts, with_family
+from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
+from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.block import Block, Saved
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns

@@ -16,6 +16,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from support.changed_facts import changed
 
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)
 PIPELINE = Layout(tensor=4, pipeline=4, data=2, sequence_parallel=1, zero_stage=1)
@@ -215,7 +216,7 @@ TWO_RANKS = Layout(pipeline=2, data=4, zero_stage=1)
 def traced(
     shape: ModelShape, layout: Layout, techniques: Techniques = NO_TECHNIQUES, version: str = "0.19"
 ) -> tuple[RankEstimate, ...]:
-    facts = replace(megatron_facts(MegatronOptions(version=version)), expert_imbalance=1.0)
+    facts = changed(megatron_facts(MegatronOptions(version=version)), expert_imbalance=1.0)
     return shapes.ranks(shape, layout, facts, techniques, LENGTH, microbatches=4)
 
 
@@ -404,7 +405,7 @@ def test_weight_gradients_that_fill_the_bubble_keep_what_they_are_made_of_on_lat
 
 def test_waiting_weight_gradients_of_a_mixture_keep_what_all_its_linears_read() -> None:
     layout = Layout(pipeline=2, data=4, expert=4, zero_stage=1)
-    balanced = replace(megatron_facts(), expert_imbalance=1.0)
+    balanced = changed(megatron_facts(), expert_imbalance=1.0)
     waiting = shapes.ranks(EXPERTS, layout, balanced, ZERO_BUBBLE)[1].terms["waiting_weight_passes"]
     n, h, ffn = 4096, 4096, 2048
     attention = 2 * n * (h + (4096 + 2 * 1024) + 4096 + h)

@@ -20,8 +20,9 @@ from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
+from support.changed_facts import changed
 
-TRACED_FACTS = replace(megatron_facts(), workspace_bytes=0.0, weight_gradient_stubs=False, sequence_gather="all")
+TRACED_FACTS = changed(megatron_facts(), workspace_bytes=0.0, weight_gradient_stubs=False, sequence_gather="all")
 
 TRACES = [
     *[

@@ -24,6 +24,7 @@ from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.models.vision import Vision
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from support.changed_facts import changed
 
 FACTS = megatron_facts()
 WHOLE = load_preset("qwen3-vl-8b")
@@ -130,10 +131,10 @@ def test_transformers_keeps_queries_keys_and_values_mixed_and_the_output_twice()
 
 def test_attention_that_is_not_fused_keeps_probabilities_of_each_image() -> None:
     alone, two = Layout(micro_batch_size=1), shape_of(images_per_sample=2)
-    eager = replace(deepspeed_facts(), attention_scores_saved=True, score_gradient_bytes=4.0)
+    eager = changed(deepspeed_facts(), attention_scores_saved=True, score_gradient_bytes=4.0)
     scores = 2 * PATCHES * HEADS * PATCHES
     for softmax_bytes, kept_bytes in ((4.0, 2 + 4), (None, 2), (2.0, 2)):
-        facts = replace(eager, softmax_bytes=softmax_bytes)
+        facts = changed(eager, softmax_bytes=softmax_bytes)
         fused, more = (values(encoder_activations, two, alone, facts=each)[0] for each in (deepspeed_facts(), facts))
         assert more - fused == pytest.approx(DEPTH * kept_bytes * scores)
     fused, more = (values(encoder_backward, two, alone, facts=each)[0] for each in (deepspeed_facts(), eager))

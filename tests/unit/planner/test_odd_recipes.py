@@ -135,7 +135,7 @@ def test_transformer_engines_loss_keeps_a_copy_of_the_logits() -> None:
         loss: setting_for(load_recipe(path("bridge_loss"), [f"layout.loss={loss}"])).job.facts
         for loss in ("te", "native", "none")
     }
-    assert [facts[loss].logit_bytes for loss in ("te", "none", "native")] == [2 + 2, 2 + 4, 2 + 8]
+    assert [facts[loss].loss.logit_bytes for loss in ("te", "none", "native")] == [2 + 2, 2 + 4, 2 + 8]
 
 
 def test_a_head_width_that_is_empty_is_named(llmlaunch: CommandLine) -> None:

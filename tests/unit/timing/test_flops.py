@@ -17,6 +17,7 @@ from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.techniques import Adapters, Techniques
 from llmlaunch.timing.arithmetic import least_device_seconds, token_flops
+from support.changed_facts import changed
 from support.plans import plan_of
 from support.recipes import recipe_of
 
@@ -127,7 +128,7 @@ def test_layers_with_a_window_take_the_time_of_their_window() -> None:
     assert {name for name in whole if windowed[name] != whole[name]} == {"attention", "pipeline_bubble", "stragglers"}
     assert windowed["attention"] / whole["attention"] == pytest.approx(attended_keys(window, 8192) / 4096, rel=0.1)
     masked = job(window)
-    masked = replace(masked, facts=replace(masked.facts, windows_masked=True))
+    masked = replace(masked, facts=changed(masked.facts, windows_masked=True))
     assert total(BASE, masked) == total(BASE, job(LLAMA))
 
 

@@ -19,6 +19,7 @@ from llmlaunch.models.presets import load_preset
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.timing.constants import constant, replaced
 from llmlaunch.workload import Workload
+from support.changed_facts import changed
 
 EAGER, LIGER = deepspeed_facts(), deepspeed_facts(DeepSpeedOptions(liger=True))
 SHORT, LONG = Workload(256, 64), Workload(16384, 64)
@@ -51,8 +52,8 @@ def test_a_slower_host_never_makes_a_step_faster_nor_a_step_shorter_than_its_dev
 
 @given(st.sampled_from([128, 1024, 8192]), st.floats(1, 4), st.integers(0, 3))
 def test_more_kernels_are_never_faster(tokens: int, times: float, zero_stage: int) -> None:
-    launched = tuple(times * count for count in EAGER.kernels.launched)
-    more = replace(EAGER, kernels=replace(EAGER.kernels, launched=launched))
+    launched = tuple(times * count for count in EAGER.layer.kernels.launched)
+    more = changed(EAGER, kernels=replace(EAGER.layer.kernels, launched=launched))
     work = Workload(tokens, 64)
     assert total(spread(zero_stage), trained(EAGER, work)) <= total(spread(zero_stage), trained(more, work))
 
@@ -61,7 +62,7 @@ def test_a_step_of_short_sequences_takes_what_the_host_takes() -> None:
     """Four times the tokens cost a host that cannot keep up nothing; a layer takes what launching it takes."""
     first, second = (total(spread(), trained(EAGER, Workload(tokens, 64))) for tokens in (32, 128))
     assert second == pytest.approx(first, rel=0.05)
-    launched = 8 * LLAMA.num_layers * sum(EAGER.kernels.launched) * constant("kernel_host_seconds")
+    launched = 8 * LLAMA.num_layers * sum(EAGER.layer.kernels.launched) * constant("kernel_host_seconds")
     assert launched < first < 1.5 * launched
 
 
@@ -102,11 +103,11 @@ def test_adapters_add_launches_and_modules_to_gather() -> None:
 
 
 def test_what_is_gathered_in_the_step_is_waited_for() -> None:
-    hidden = replace(EAGER, gathered_in_step=False)
+    hidden = changed(EAGER, gathered_in_step=False)
     assert term("data_parallel", spread(2), trained(EAGER, LONG)) > term(
         "data_parallel", spread(2), trained(hidden, LONG)
     )
-    late = replace(EAGER, reduced_at_end=True)
+    late = changed(EAGER, reduced_at_end=True)
     assert term("data_parallel", spread(1), trained(late, LONG)) > term(
         "data_parallel", spread(1), trained(EAGER, LONG)
     )

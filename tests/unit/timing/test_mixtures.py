@@ -35,6 +35,7 @@ from llmlaunch.timing.exchange import beside_another_microbatch, distinct_parts,
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
 from llmlaunch.timing.network import host_link_bytes_per_second, moves_activations, moving_seconds
 from llmlaunch.timing.products import Work, pace, split_of
+from support.changed_facts import changed
 from support.switch_pairs import SWITCHES, switch_pairs, switch_records
 
 MEASUREMENTS = Path(__file__).parents[2] / "data" / "measurements"
@@ -174,7 +175,7 @@ def test_graphs_spare_a_dense_layer_its_launches_in_proportion(scopes: tuple[str
 
 def test_uneven_routing_takes_longer() -> None:
     layout = Layout(data=8, expert=8, zero_stage=1)
-    jobs = [replace(SPARSE, facts=replace(SPARSE.facts, expert_imbalance=factor)) for factor in (1.0, 1.2, 1.5, 2.0)]
+    jobs = [replace(SPARSE, facts=changed(SPARSE.facts, expert_imbalance=factor)) for factor in (1.0, 1.2, 1.5, 2.0)]
     seconds = [total(layout, of) for of in jobs]
     assert seconds == sorted(seconds)
     assert seconds[-1] > 1.05 * seconds[0]
@@ -196,7 +197,7 @@ def test_biases_of_experts_are_added_expert_by_expert_unless_one_kernel_multipli
     assert term("element_wise", many, biased) - term("element_wise", many, job(MIXTRAL)) == pytest.approx(passes)
     launches = [term("kernel_launches", at, biased) - term("kernel_launches", at, job(MIXTRAL)) for at in (few, many)]
     assert launches[1] == pytest.approx(4.0 * launches[0])
-    fused = [replace(of, facts=replace(of.facts, experts_fused=True)) for of in (biased, job(MIXTRAL))]
+    fused = [replace(of, facts=changed(of.facts, experts_fused=True)) for of in (biased, job(MIXTRAL))]
     for name in ("element_wise", "kernel_launches"):
         assert term(name, few, fused[0]) == term(name, few, fused[1])
 

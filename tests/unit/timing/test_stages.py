@@ -19,6 +19,7 @@ from llmlaunch.timing.exchange import tensor_passes
 from llmlaunch.timing.products import pace, split_of
 from llmlaunch.timing.stages import pieces, stage_seconds, stages
 from llmlaunch.timing.step import update_seconds
+from support.changed_facts import changed
 from support.recipes import recipe_of
 
 
@@ -88,7 +89,7 @@ def test_autotp_reduces_seven_times_a_layer() -> None:
 
 def test_gathered_logits_travel_a_vocabulary_wide() -> None:
     at = split_of(DEEPSPEED, LayoutColumns.of([Layout(tensor=2, data=8)]))
-    split = replace(DEEPSPEED, facts=replace(DEEPSPEED.facts, logits_gathered=False))
+    split = replace(DEEPSPEED, facts=changed(DEEPSPEED.facts, logits_gathered=False))
     gathered, apart = (pieces(job, ON_DEEPSPEED.cluster, at).seconds.last[0] for job in (DEEPSPEED, split))
     assert gathered > apart
 

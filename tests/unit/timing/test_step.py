@@ -24,6 +24,7 @@ from llmlaunch.timing.network import links
 from llmlaunch.timing.passes import PIECE, pass_seconds
 from llmlaunch.timing.step import combined, rank_alone_seconds, step_time, update_seconds
 from llmlaunch.workload import Workload
+from support.changed_facts import changed
 
 SHAPES = {"dense": LLAMA, "mixture": MIXTRAL, "alternating": alternating()}
 
@@ -72,9 +73,9 @@ def test_halves_equal_the_whole_however_many_layouts() -> None:
 @pytest.mark.parametrize("other", [{"gradient_bytes": 2.0}, {"optimizer_bytes": 4.0}])
 def test_passes_do_not_depend_on_how_gradients_and_states_are_kept(other: dict[str, float]) -> None:
     columns = LayoutColumns.of([BASE])
-    changed = replace(job(), facts=replace(FACTS, **other), techniques=Techniques(offload_optimizer=1.0))
+    other_job = replace(job(), facts=changed(FACTS, **other), techniques=Techniques(offload_optimizer=1.0))
     plain = pass_seconds(job(), H100, columns).total
-    assert pass_seconds(changed, H100, columns).total == plain
+    assert pass_seconds(other_job, H100, columns).total == plain
     assert pass_seconds(job(), H100, LayoutColumns.of([replace(BASE, zero_stage=3)])).total == plain
 
 
@@ -220,7 +221,7 @@ def test_sampled_rows_spare_weight_gradients() -> None:
 def test_mini_sequences_cost_their_matrices_again() -> None:
     chunked = job(techniques=Techniques(mlp_chunks=8))
     assert 1.0 < total(BASE, chunked) / total(BASE) < 1.2
-    again = replace(chunked, facts=replace(FACTS, mlp_chunks_recomputed=True))
+    again = replace(chunked, facts=changed(FACTS, mlp_chunks_recomputed=True))
     assert term("recompute", BASE, chunked) == 0 < term("recompute", BASE, again)
 
 
@@ -255,7 +256,7 @@ def test_gradients_travel_over_data_and_context_at_their_width() -> None:
         seconds = update_seconds(job(), H100, LayoutColumns.of([layout]))
         assert seconds.reduce_seconds[0] == pytest.approx(expected, rel=0.01)
         assert seconds.gather_seconds[0] == pytest.approx(expected / 2, rel=0.02)
-    narrow = replace(job(), facts=replace(FACTS, gradient_bytes=2.0))
+    narrow = replace(job(), facts=changed(FACTS, gradient_bytes=2.0))
     assert update_seconds(narrow, H100, LayoutColumns.of([WIDE])).reduce_seconds[0] == pytest.approx(
         expected / 2, rel=0.02
     )
@@ -285,7 +286,7 @@ def test_each_stage_of_zero_does_what_it_says() -> None:
 
 def test_several_optimizers_scatter_and_gather_each_for_itself_and_all_reduce_their_shards() -> None:
     """Four of them in 32 devices, each in a node: parameters stay inside it, shards of an eighth travel between."""
-    four, layouts = replace(job(), facts=replace(FACTS, optimizer_instances=4)), LayoutColumns.of([WIDE])
+    four, layouts = replace(job(), facts=changed(FACTS, optimizer_instances=4)), LayoutColumns.of([WIDE])
     one_update, four_updates = (update_seconds(each, H100, layouts) for each in (job(), four))
     parameters = float(rank_parameters(job(), all_ranks(job(), layouts)).dense[0])
     nvlink = constant("nvlink_efficiency") * 450e9

@@ -17,6 +17,7 @@ from llmlaunch.timing.products import pace, split_of
 from llmlaunch.timing.stages import pieces
 from llmlaunch.timing.step import step_time
 from llmlaunch.timing.vision import encoder_flops, encoder_seconds
+from support.changed_facts import changed
 
 WHOLE = load_preset("qwen3-vl-8b")
 assert WHOLE.vision is not None
@@ -73,7 +74,7 @@ def test_kinds_follow_images_tensor_parallelism_freezing_and_recompute() -> None
 
 
 def test_attention_that_is_not_fused_goes_through_memory() -> None:
-    eager = replace(job(WHOLE), facts=replace(job(WHOLE).facts, attention_scores_saved=True))
+    eager = replace(job(WHOLE), facts=changed(job(WHOLE).facts, attention_scores_saved=True))
     at, speed = split_of(eager, LayoutColumns.of([ALONE])), pace(eager, H100)
     slow = float(encoder_seconds(eager, H100, at, speed)["attention"][0])
     products, scores = 3 * 4.0 * PATCHES * H * PATCHES / speed.wide, 2 * 6 * 2 * 16 * PATCHES * PATCHES

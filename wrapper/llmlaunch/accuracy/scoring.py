@@ -281,5 +281,5 @@ def timed_job(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> tu
     overlap_unknown = record["implementation"].get("tp_comm_overlap") is None
     if brings_recipes(record) and overlap_unknown and case.layout.tensor > 1:
         overlapped = (record["precision"] or {}).get("fp8_recipe") != NOT_OVERLAPPED
-        facts = replace(facts, user_buffers=int(overlapped))
+        facts = replace(facts, exchange=replace(facts.exchange, user_buffers=int(overlapped)))
     return replace(case.job, facts=facts), cluster

@@ -35,7 +35,8 @@ ROOMS = ("layers", "memory", "models")
 MODULES = (
     *("facts.py", "layout.py", "techniques.py", "workload.py"),
     *("recipe/frameworks.py", "frameworks/recorded.py"),
-    *(f"frameworks/{name}.py" for name in ("deepspeed/facts", "deepspeed/zero_settings", "megatron/facts")),
+    *(f"frameworks/deepspeed/{name}.py" for name in ("facts", "family_facts", "zero_settings")),
+    "frameworks/megatron/facts.py",
     *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers")),
     *("calibration/deepspeed_records.py", "calibration/megatron_records.py"),
     *("cluster/accelerators.json", "cluster/cards.py"),

@@ -209,15 +209,16 @@ def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
 def _with_kernels(record: Record, facts: MemoryFacts) -> MemoryFacts:
     """Return the facts with the kernels that a record names, whatever its trainer."""
     implementation = record["implementation"]
-    if implementation.get("forced_load_balancing"):  # random scores in place of the router's
-        facts = replace(facts, expert_imbalance=1.0)
-    return replace(
-        facts,
+    attention = replace(
+        facts.attention,
         attention_scores_saved=implementation.get("attention") in UNFUSED,
-        experts_fused=bool(implementation.get("fused_grouped_mlp")),
         attention_narrow=bool(implementation.get("fp8_attention")),
-        pad_vocabulary=False,  # the record's own padded size is used
     )
+    mixture = replace(facts.mixture, experts_fused=bool(implementation.get("fused_grouped_mlp")))
+    if implementation.get("forced_load_balancing"):  # random scores in place of the router's
+        mixture = replace(mixture, expert_imbalance=1.0)
+    states = replace(facts.states, pad_vocabulary=False)  # the record's own padded size is used
+    return replace(facts, states=states, attention=attention, mixture=mixture)
 
 
 def _offloads_checkpoints(record: Record, trainer: Trainer) -> bool:

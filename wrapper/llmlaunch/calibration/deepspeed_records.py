@@ -16,9 +16,8 @@ from llmlaunch.frameworks.deepspeed.facts import (
     deepspeed_facts,
     resident_facts,
     script_facts,
-    shipped_facts,
-    with_family,
 )
+from llmlaunch.frameworks.deepspeed.family_facts import shipped_facts, with_family
 from llmlaunch.frameworks.deepspeed.zero_settings import settings_of_record
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
@@ -65,12 +64,12 @@ def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> Memo
     if trainer:
         facts = script_facts(facts, trainer)
     width = ELEMENT_BYTES[precision]  # in which gradients travel, with Ulysses too
-    facts = replace(
-        facts,
+    zero = replace(
+        facts.zero,
         bucket_bytes=bucket_bytes(elements, precision, implementation.get("overlap_comm") is not False),
         lasting_bucket_bytes=elements * width,
-        pad_vocabulary=False,
     )
+    facts = replace(facts, states=replace(facts.states, pad_vocabulary=False), zero=zero)
     if trainer == SHIPPED_TRAINER:
         return shipped_facts(facts, shape, record["sequence_length"])
     return with_family(facts, shape, record["sequence_length"]) if trainer in HUGGING_FACE_KINDS else facts
@@ -82,5 +81,5 @@ def _on_its_machine(record: Record, facts: MemoryFacts, assumed: dict[str, Any])
     baseline = record.get("baseline_bytes")
     facts = resident_facts(facts, baseline)
     if baseline is None:
-        assumed["baseline_bytes"] = int(facts.context_bytes)
+        assumed["baseline_bytes"] = int(facts.allocator.context_bytes)
     return facts

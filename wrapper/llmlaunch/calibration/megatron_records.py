@@ -73,8 +73,8 @@ def fsdp_record_facts(record: Record, techniques: Techniques, assumed: dict[str,
 
 
 def _activation_as_recorded(record: Record, facts: MemoryFacts) -> MemoryFacts:
-    fused = facts.gated_activation_fused and bool(record["implementation"].get("gated_activation_fused"))
-    return replace(facts, gated_activation_fused=fused)
+    fused = facts.layer.gated_activation_fused and bool(record["implementation"].get("gated_activation_fused"))
+    return replace(facts, layer=replace(facts.layer, gated_activation_fused=fused))
 
 
 def megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions:

@@ -42,7 +42,7 @@ def beside_adapters(c: LayerColumns, blocks: Sequence[Block], tensors: dict[str,
     adapters = c.techniques.adapters
     if adapters is None:
         return tensors
-    return (_fused if c.facts.adapters_fused else _apart)(c, adapters, blocks, tensors)
+    return (_fused if c.facts.adapters.adapters_fused else _apart)(c, adapters, blocks, tensors)
 
 
 def _apart(c: LayerColumns, adapters: Adapters, blocks: Sequence[Block], tensors: dict[str, Saved]) -> dict[str, Saved]:
@@ -52,17 +52,17 @@ def _apart(c: LayerColumns, adapters: Adapters, blocks: Sequence[Block], tensors
     A frozen unfused norm lets go of the copy its weight's gradient would need
     (transformers/models/llama/modeling_llama.py LlamaRMSNorm, 5.23)."""
     facts, n, role = c.facts, c.tokens, blocks[0].role
-    e, wide = facts.activation_bytes, facts.adapter_bytes or facts.activation_bytes
+    e, wide = facts.layer.activation_bytes, facts.adapters.adapter_bytes or facts.layer.activation_bytes
     beside = [matrix for block in blocks for matrix, _ in adapted(block.matrices, adapters)]
-    copied = wide > e or facts.adapter_dropout
+    copied = wide > e or facts.adapters.adapter_dropout
     kept = _without_unread(tensors, frozenset() if adapters.frozen_down or copied else adapters.targets)
     kept[f"{role}_adapters"] = Saved(sum(matrix.topk for matrix in beside) * wide * adapters.rank * n)
-    if facts.norm_extra_bytes >= e:
+    if facts.layer.norm_extra_bytes >= e:
         norm = kept[f"{role}_norm_input"]
         smaller = norm.bytes - c.stream_tokens * e * blocks[0].hidden
         kept[f"{role}_norm_input"] = Saved(smaller, moved_by=norm.moved_by)
     if copied:
-        per_input = (0.0 if adapters.frozen_down else wide) + (1.0 if facts.adapter_dropout else 0.0)
+        per_input = (0.0 if adapters.frozen_down else wide) + (1.0 if facts.adapters.adapter_dropout else 0.0)
         inputs = sum(matrix.inputs * matrix.topk for matrix in beside)
         kept[f"{role}_adapter_inputs"] = Saved(per_input * inputs * n)
     return kept
@@ -81,7 +81,7 @@ def _fused(c: LayerColumns, adapters: Adapters, blocks: Sequence[Block], tensors
     a norm keep their input gathered where sequence parallelism splits it: all of it, beside the share that the norm
     keeps. Without an adapter, a frozen linear keeps no input, but a router does (megatron/bridge/peft/utils.py
     ParallelLinearAdapter, Megatron-Bridge 0.6; traced)."""
-    e, names = c.facts.activation_bytes, _fused_names(adapters)
+    e, names = c.facts.layer.activation_bytes, _fused_names(adapters)
     kept = _without_unread(tensors, adapters.targets)
     if "linear_qkv" not in names:  # norms of latents are fused into their projections
         kept.pop("attn_latents_normed", None)

@@ -90,9 +90,9 @@ class SoftmaxAttention(Block):
         kernels leave out, unless the window is a mask. A block of queries that sees the whole sequence is started last
         and waited for, which is long where heads are few. Of a sequence in c pieces, one is causal; the others are
         rectangles, whose blocks are alike and end half a block apart."""
-        if c.facts.attention_scores_saved:
+        if c.facts.attention.attention_scores_saved:
             return self._unfused_work(c)
-        s, window = c.sequence_length, None if c.facts.windows_masked else self.window
+        s, window = c.sequence_length, None if c.facts.attention.windows_masked else self.window
         keys, seen = (s / 2.0, s) if window is None else (self.attended_keys(s), min(window.tokens, s))
         columns = sum(self.head_widths())
         multiplied, tail = 2.0 * keys * self.heads * columns, (seen * columns) * (1.0 + 1.0 / c.layouts.context)
@@ -110,8 +110,8 @@ class SoftmaxAttention(Block):
 
     def memory_work(self, c: LayerColumns) -> BlockWork | None:
         """Rotary positions of queries and keys, as the framework's kernels turn them."""
-        turned = c.facts.activation_bytes * (self.query_width + self.key_value_width)
-        forward, backward = (Amounts(c.share, bytes=each * turned) for each in c.facts.kernels.rotary_elements)
+        turned = c.facts.layer.activation_bytes * (self.query_width + self.key_value_width)
+        forward, backward = (Amounts(c.share, bytes=each * turned) for each in c.facts.layer.kernels.rotary_elements)
         return forward, backward
 
     def context_traffic(self, c: LayerColumns) -> ContextTraffic | None:
@@ -126,19 +126,19 @@ class SoftmaxAttention(Block):
         """Return what attention puts out with the softmax's `statistics`, what the projection behind it keeps, and
         scores where they are kept. A narrower linear keeps its own copy of the attention's output, a gate puts out
         another tensor, and an all-to-all over context ranks makes a copy."""
-        facts, n, t, e, width = c.facts, c.tokens, c.tensor, c.facts.activation_bytes, float(self.output_width)
+        facts, n, t, e, width = c.facts, c.tokens, c.tensor, c.facts.layer.activation_bytes, float(self.output_width)
         each = e * width + (FP32_BYTES * self.heads if statistics else 0.0)
         tensors = {"attn_output": Saved(n * each / t, moved_by=PROJECTION)}
-        copied: Size = facts.linear_input_bytes if facts.linear_input_bytes < e or self.gate else 0.0
-        if facts.attention_output_copied:
+        copied: Size = facts.layer.linear_input_bytes if facts.layer.linear_input_bytes < e or self.gate else 0.0
+        if facts.attention.attention_output_copied:
             copied = copied + e
-        if facts.context_all_to_all:
+        if facts.attention.context_all_to_all:
             copied = copied + np.where(c.layouts.context > 1, e, 0.0)
         if np.any(copied):
             tensors["attn_proj_input"] = Saved(n * copied * width / t, moved_by=PROJECTION)
         if self.gate:
             tensors["attn_gate"] = Saved(n * FP32_BYTES * width / t)  # its sigmoid in fp32
-        if facts.attention_scores_saved:
+        if facts.attention.attention_scores_saved:
             tensors["attn_scores"] = Saved(self._scores(c), freed_by=CORE, moved_by=CORE)
         return tensors
 
@@ -147,7 +147,7 @@ class SoftmaxAttention(Block):
         (Korthikanti et al., section 4.1). A softmax in a wider type keeps its result besides, in place of the
         probabilities where those are dropped, and a cap what tanh puts out (eager_attention_forward of
         transformers/models/gemma2/modeling_gemma2.py, 5.23). Recomputing anything recomputes these."""
-        e, wide = c.facts.activation_bytes, c.facts.softmax_bytes
+        e, wide = c.facts.layer.activation_bytes, c.facts.attention.softmax_bytes
         copies = 2.0 * e + 1.0 if self.dropout else e
         if wide is not None:
             copies += wide - e if self.dropout or wide == e else wide
@@ -157,9 +157,9 @@ class SoftmaxAttention(Block):
 
     def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
         """With scores in memory their gradients, else what a fused kernel makes; less what later branches saved."""
-        if c.facts.attention_scores_saved:
+        if c.facts.attention.attention_scores_saved:
             scores = self.heads / c.tensor * c.tokens * c.sequence_length
-            made = c.facts.score_gradient_bytes * scores
+            made = c.facts.attention.score_gradient_bytes * scores
         else:
             made = self._fused_backward(c, own)
         return made - behind.later() - behind.last_layer
@@ -174,17 +174,17 @@ class SoftmaxAttention(Block):
         workspace of cuDNN's sdpa_backward, `dQ_accum`, `dK_fullhead` and `dV_fullhead`, cudnn-frontend 1.14). With a
         mask as a tensor all three are summed in fp32 (cuda/mem_eff_attention/kernel_backward.h workspace_size, torch
         2.13). In fp32 nothing is summed apart."""
-        facts, e, heads = c.facts, c.facts.activation_bytes, float(self.heads)
+        facts, e, heads = c.facts, c.facts.layer.activation_bytes, float(self.heads)
         query, value = self.head_widths()
         keys = self.key_value_heads(c)
         summed = 0.0 if e >= FP32_BYTES else FP32_BYTES
         made = e * (heads * (value + query) + keys * (query + value)) + summed * heads * query
-        if facts.windows_masked:
+        if facts.attention.windows_masked:
             made = made + summed * keys * (query + value)
         else:
             made = made + np.where(keys < heads, e * heads * (query + value), 0.0)
         gone = own["attn_proj_input"].bytes if "attn_proj_input" in own else 0.0
-        output = stream_bytes(c, self.hidden) if facts.branch_gradients_apart else 0.0
+        output = stream_bytes(c, self.hidden) if facts.layer.branch_gradients_apart else 0.0
         return np.asarray(c.tokens * made / c.tensor - gone - output)
 
 
@@ -276,11 +276,11 @@ class Attention(SoftmaxAttention):
         and one for every query head where they are copied. An all-to-all over context ranks repeats the heads of a
         tensor rank until there is one for each of them (deepspeed/runtime/sequence_parallel/ulysses_sp.py
         _combine_local_sequences, 0.19.8; Transformer Engine refuses fewer heads than ranks)."""
-        if c.facts.key_values_expanded:
+        if c.facts.attention.key_values_expanded:
             heads = np.full(len(c), float(self.heads))
         else:
             heads = np.asarray(np.maximum(self.groups, c.tensor), dtype=np.float64)
-        return np.maximum(heads, c.tensor * c.layouts.context) if c.facts.context_all_to_all else heads
+        return np.maximum(heads, c.tensor * c.layouts.context) if c.facts.attention.context_all_to_all else heads
 
     def projected_values(self, c: LayerColumns) -> FloatColumn:
         """Return the columns of values as they are projected, over all tensor ranks: a head for each rank at least."""
@@ -293,7 +293,8 @@ class Attention(SoftmaxAttention):
         and K are new tensors and V is a view of the mixed projection, which stays alive whole; without recompute
         Transformer Engine copies V and the projection goes (traced, core 0.19.2 with Transformer Engine 2.20: 12.72
         against 12.11 GiB on Llama 3 8B)."""
-        facts, n, t, e, width = c.facts, c.tokens, c.tensor, c.facts.activation_bytes, float(self.query_width)
+        facts, layer = c.facts.attention, c.facts.layer
+        n, t, e, width = c.tokens, c.tensor, layer.activation_bytes, float(self.query_width)
         heads = self.heads if facts.key_values_expanded else self.groups
         groups, keys = np.maximum(heads, t) * self.head_dim, self.key_value_heads(c) * self.head_dim
         mixed = 2.0 if facts.mixed_projection_kept else 1.0
@@ -302,7 +303,7 @@ class Attention(SoftmaxAttention):
             tensors["attn_qk_norm"] = Saved(n * (e + FP32_BYTES) * (width + groups) / t, moved_by=CORE)
         elif self.query_key_norm is not None:
             over = self.heads * self.head_dim if self.query_key_norm == "all" else self.head_dim
-            per_token = e + facts.norm_extra_bytes + FP32_BYTES / over
+            per_token = e + layer.norm_extra_bytes + FP32_BYTES / over
             tensors["attn_qk_norm"] = Saved(n * per_token * (width + groups) / t, moved_by=CORE)
         if self.value_norm:  # a copy in fp32, its mean square and the root of that
             per_head = FP32_BYTES * (self.head_dim + 2.0)

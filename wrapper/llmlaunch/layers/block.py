@@ -212,7 +212,7 @@ class Block:
 
     def kernels(self, facts: MemoryFacts) -> ByPass:
         """Return the kernels that the host launches in a layer without a mixture, adapters aside."""
-        forward, backward = facts.kernels.launched
+        forward, backward = facts.layer.kernels.launched
         return (1.0 - MLP_SHARE) * forward, (1.0 - MLP_SHARE) * backward
 
     def parameters(self, c: LayerColumns) -> Parameters:

@@ -96,7 +96,7 @@ class DeltaNet(Block):
         and its activation in fp32. A decay and a rate of each head come in fp32, the rate's sigmoid not
         (megatron/core/ssm/gated_delta_net, core 0.19; fla/ops/gated_delta_rule/chunk.py, modules/convolution.py and
         l2norm.py, flash-linear-attention 0.4)."""
-        e, n = c.facts.activation_bytes, c.tokens / c.tensor
+        e, n = c.facts.layer.activation_bytes, c.tokens / c.tensor
         heads, values = self.value_heads, self.value_width
         expanded = heads // self.key_heads > 1
         queries = 2.0 * self.key_head_dim * heads + 2.0 * self.key_width * expanded
@@ -106,7 +106,7 @@ class DeltaNet(Block):
             "delta_rates": Saved(n * heads * (3.0 * FP32_BYTES + e)),
             "delta_chunks": Saved(n * e * DELTA_CHUNK * heads),
             "delta_output": Saved(n * (2.0 * (e + FP32_BYTES) * values + FP32_BYTES * heads)),
-            "delta_proj_input": Saved(n * c.facts.linear_input_bytes * values, read_by=("o_proj",)),
+            "delta_proj_input": Saved(n * c.facts.layer.linear_input_bytes * values, read_by=("o_proj",)),
         }
 
     def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
@@ -116,6 +116,6 @@ class DeltaNet(Block):
         queries = float(self.value_heads * self.key_head_dim)
         states = queries * self.value_head_dim / DELTA_CHUNK
         elements = 5.0 * queries + 6.0 * self.value_width + 2.0 * states
-        alive = c.tokens * c.facts.activation_bytes * elements / c.tensor
+        alive = c.tokens * c.facts.layer.activation_bytes * elements / c.tensor
         output = own["delta_output"].bytes + (own["delta_proj_input"].bytes if "delta_proj_input" in own else 0.0)
         return alive - output - behind.later() - behind.last_layer

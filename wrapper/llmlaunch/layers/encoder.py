@@ -138,7 +138,7 @@ class Encoder:
         of it. Beside images rotary positions are no fused kernel, and a backend may make cosines and sines in every
         layer. Attention that is not fused keeps probabilities of all patches of an image, in the softmax's own type
         besides where that is wider."""
-        vision, facts, e, h = self.vision, c.facts, c.facts.activation_bytes, self.vision.hidden_size
+        vision, facts, e, h = self.vision, c.facts.attention, c.facts.layer.activation_bytes, self.vision.hidden_size
         norms = 2.0 * (2.0 * e * h + 2.0 * FP32_BYTES)
         attention = facts.encoder_attention_widths * e * h + FP32_BYTES * vision.num_attention_heads
         turns = FP32_BYTES * facts.turns_by_layer * (h / vision.num_attention_heads)

@@ -121,19 +121,19 @@ class LatentAttention(SoftmaxAttention):
 
     def more_vectors(self, c: LayerColumns) -> Size:
         """Return the norm before queries without a latent, where a framework has one."""
-        return self.norm_parameters if c.facts.query_input_normed and self.query_rank is None else 0.0
+        return self.norm_parameters if c.facts.attention.query_input_normed and self.query_rank is None else 0.0
 
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
         """The latents and their norms' outputs, whole on every device, and the up-projected Q, K and V (megatron/core/
         transformer/multi_latent_attention.py, core 0.19). The norms are fused into the up-projections and belong to
         them."""
-        facts, n, e, split = c.facts, c.tokens, c.facts.activation_bytes, c.sequence_split
+        facts, n, e, split = c.facts, c.tokens, c.facts.layer.activation_bytes, c.sequence_split
         ranks = (self.query_rank or 0) + self.key_value_rank
-        per_token = e * ranks + (e + facts.linear_input_bytes) * self.positions
-        normed = (facts.linear_input_bytes + facts.norm_extra_bytes) * ranks
-        copied = self.head_dim + self.value_head_dim if facts.key_values_expanded else 0
-        if facts.query_input_normed and self.query_rank is None:
-            normed += facts.linear_input_bytes * self.hidden + FP32_BYTES
+        per_token = e * ranks + (e + facts.layer.linear_input_bytes) * self.positions
+        normed = (facts.layer.linear_input_bytes + facts.layer.norm_extra_bytes) * ranks
+        copied = self.head_dim + self.value_head_dim if facts.attention.key_values_expanded else 0
+        if facts.attention.query_input_normed and self.query_rank is None:
+            normed += facts.layer.linear_input_bytes * self.hidden + FP32_BYTES
         wide = self.heads * (2.0 * self.query_head + self.value_head_dim + copied)
         return {
             "attn_latents": Saved(n * per_token / split, moved_by=QKV),

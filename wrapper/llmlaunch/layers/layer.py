@@ -91,12 +91,12 @@ class Branch:
             return tuple(dict.fromkeys(each for block in self.blocks for each in getattr(block, name)))
 
         mask = float(self.hidden) if self.dropout else 0.0
-        per_token = (facts.residual_bytes + facts.norm_extra_bytes) * self.hidden + FP32_BYTES
-        output = c.tokens if facts.gathered_inputs_kept else c.stream_tokens
+        per_token = (facts.residual_bytes + facts.layer.norm_extra_bytes) * self.hidden + FP32_BYTES
+        output = c.tokens if facts.foreign.gathered_inputs_kept else c.stream_tokens
         tensors = {
             f"{role}_norm_input": Saved(c.stream_tokens * (per_token + mask), moved_by=tags("norm_moved_by")),
             f"{role}_norm_output": Saved(
-                output * facts.linear_input_bytes * self.hidden,
+                output * facts.layer.linear_input_bytes * self.hidden,
                 freed_by=tags("norm_freed_by"),
                 moved_by=tags("norm_output_moved_by"),
                 read_by=tags("norm_read_by"),
@@ -110,14 +110,14 @@ class Branch:
         """The mixing of residual streams around one block saves all of them, what the block puts out, and the weights
         of the mixing. Unfused, the projection that makes those reads a copy in fp32 (core/transformer/
         hyper_connection.py, Megatron-LM d48bd6be)."""
-        e = c.facts.activation_bytes
+        e = c.facts.layer.activation_bytes
         weights = (FP32_BYTES + e) * self.streams * (self.streams + 2) + FP32_BYTES * self.streams**2
-        return c.tokens * ((e + c.facts.stream_copy_bytes) * self.stream_width + e * self.hidden + weights)
+        return c.tokens * ((e + c.facts.layer.stream_copy_bytes) * self.stream_width + e * self.hidden + weights)
 
     def mixing_backward(self, c: LayerColumns) -> Size:
         """Return the gradients of all streams that are summed behind a block: of the residual, of what went into the
         block and of the weights; the first of them is counted as the stream's own."""
-        return 3.0 * c.facts.activation_bytes * c.tokens * self.stream_width if self.streams > 1 else 0.0
+        return 3.0 * c.facts.layer.activation_bytes * c.tokens * self.stream_width if self.streams > 1 else 0.0
 
 
 @frozen

@@ -105,13 +105,13 @@ class Mamba2(Block):
         norm behind it, and the last projection's input (mamba_ssm/ops/triton/ssd_combined.py
         MambaSplitConv1dScanCombinedFn and layernorm_gated.py LayerNormFn, mamba-ssm 2.3; core/ssm/mamba_mixer.py, core
         0.19). Over context ranks, heads are exchanged for sequence."""
-        e, inner, heads = c.facts.activation_bytes, self.inner_width / c.tensor, self.heads / c.tensor
+        e, inner, heads = c.facts.layer.activation_bytes, self.inner_width / c.tensor, self.heads / c.tensor
         columns = 2.0 * (inner + self._groups(c) * self.state_size) + heads
         return {
             "mamba_columns": Saved(c.tokens * e * columns),
             "mamba_scan": Saved(c.tokens * 2.0 * e * inner),
             "mamba_statistics": Saved(c.tokens * FP32_BYTES * self.groups / c.tensor),
-            "mamba_proj_input": Saved(c.tokens * c.facts.linear_input_bytes * inner, read_by=("o_proj",)),
+            "mamba_proj_input": Saved(c.tokens * c.facts.layer.linear_input_bytes * inner, read_by=("o_proj",)),
         }
 
     def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
@@ -121,7 +121,7 @@ class Mamba2(Block):
         _mamba_chunk_scan_combined_bwd and ssd_state_passing.py _state_passing_bwd, mamba-ssm 2.3). What the norm behind
         the scan and the last projection saved is freed by then. The gradient of its output is gone, too, and the
         residual stream's is the only one as wide."""
-        e, inner, heads = c.facts.activation_bytes, self.inner_width / c.tensor, self.heads / c.tensor
+        e, inner, heads = c.facts.layer.activation_bytes, self.inner_width / c.tensor, self.heads / c.tensor
         groups = self._groups(c)
         convolved = inner + 2.0 * groups * self.state_size
         states = inner * self.state_size / MAMBA_CHUNK
@@ -130,5 +130,5 @@ class Mamba2(Block):
         alive = c.tokens * (columns + chunks + (2.0 * FP32_BYTES + e) * heads)
         proj = own["mamba_proj_input"].bytes if "mamba_proj_input" in own else 0.0
         scan = own["mamba_scan"].bytes / 2.0 + (own["mamba_statistics"].bytes + proj)
-        output = stream_bytes(c, self.hidden) if c.facts.branch_gradients_apart else 0.0
+        output = stream_bytes(c, self.hidden) if c.facts.layer.branch_gradients_apart else 0.0
         return alive - scan - output - behind.later() - behind.last_layer

@@ -127,7 +127,7 @@ class Mixture(Block):
         """Return the copies of tokens that the busiest device's experts work on, those of all expert-tensor ranks
         together: every device's experts get, of all tokens of its expert group, as many copies as its own tokens are
         routed to, the busiest device `expert_imbalance` times that."""
-        factor = c.facts.expert_imbalance
+        factor = c.facts.mixture.expert_imbalance
         if self.capacity_factor is not None:
             factor = min(factor, self.capacity_factor)
         return (factor * self.topk) * c.share * c.expert_tensor
@@ -144,7 +144,7 @@ class Mixture(Block):
     def activation_columns(self, c: LayerColumns) -> Size:
         """Return the elements between both matrices of experts and of the shared expert. Experts that one kernel
         multiplies have their activation function, and its cast to a narrower format, at the end of that kernel."""
-        width = 0.0 if c.facts.experts_fused else self.width / c.expert_tensor
+        width = 0.0 if c.facts.mixture.experts_fused else self.width / c.expert_tensor
         return width * self.busiest_copies(c) + self.shared_width * c.share
 
     def memory_work(self, c: LayerColumns) -> BlockWork:
@@ -153,7 +153,7 @@ class Mixture(Block):
         passes: Size = 4.0
         if c.techniques.token_dispatcher not in ("flex", "allgather"):
             passes = np.where(self.experts > c.layouts.expert, 8.0, 4.0)
-        e, biases = c.facts.activation_bytes, float(self.bias and not c.facts.experts_fused)
+        e, biases = c.facts.layer.activation_bytes, float(self.bias and not c.facts.mixture.experts_fused)
         permuted = (e * self.outer) * passes
         forward, backward = (
             Amounts(copies, bytes=each * biases * e * self.hidden, permuted_bytes=permuted) for each in BIAS_ELEMENTS
@@ -165,7 +165,7 @@ class Mixture(Block):
         these is cast by itself."""
         inputs, outputs = super().cast_elements(c)
         routed, etp = self.busiest_copies(c), c.expert_tensor
-        between = 0.0 if c.facts.experts_fused else (self.width / etp) * routed
+        between = 0.0 if c.facts.mixture.experts_fused else (self.width / etp) * routed
         return inputs + self.outer * routed + between, outputs + self.outer * routed + self.activation_gates * between
 
     def balanced_tokens(self, c: LayerColumns) -> FloatColumn:
@@ -183,7 +183,7 @@ class Mixture(Block):
             return np.ceil(np.floor(room * routed) / FUSED_ROWS) * FUSED_ROWS
         if self.capacity_factor is not None and self.capacity_factor > 0:
             return routed * self.capacity_factor
-        return routed * c.facts.expert_imbalance
+        return routed * c.facts.mixture.expert_imbalance
 
     def gathered_tokens(self, c: LayerColumns) -> FloatColumn:
         """Return the tokens that a device holds at once when the dispatcher gathers all tokens of the expert ranks
@@ -200,10 +200,10 @@ class Mixture(Block):
         experts, narrower where linears are. Where scores weigh what experts take in, their gradient reads what was not
         weighed yet."""
         facts, n, split, routed, outer = c.facts, c.tokens, c.sequence_split, self.routed_tokens(c), self.outer
-        e, w, etp = facts.activation_bytes, facts.linear_input_bytes, c.layouts.expert_tensor
+        e, w, etp = facts.layer.activation_bytes, facts.layer.linear_input_bytes, c.layouts.expert_tensor
         width, shared = routed * self.width, n * self.shared_width / c.tensor
         first, second = ("gate_proj", "up_proj"), ("down_proj",)
-        routing = (self._routing_bytes(c) + facts.router_input_bytes * self.hidden) / split
+        routing = (self._routing_bytes(c) + facts.mixture.router_input_bytes * self.hidden) / split
         tensors = {"moe_router": Saved(n * routing, MOE)}
         if self.latent is not None:
             tensors["moe_latents"] = Saved(n * w * outer / split, MOE)
@@ -214,7 +214,7 @@ class Mixture(Block):
         tensors["expert_fc1_output"] = Saved(width * columns, MOE, ("moe_act",))
         tensors["expert_fc2_input"] = Saved(width * w, ACTIVATION, read_by=second)
         if self.clamped:
-            tensors["expert_clamped"] = Saved(width * facts.clamped_activation_bytes, ACTIVATION)
+            tensors["expert_clamped"] = Saved(width * facts.layer.clamped_activation_bytes, ACTIVATION)
         tensors["moe_permuted_output"] = Saved(routed * self._combined_bytes(c) * outer * etp, MOE)
         tensors["shared_fc1_output"] = Saved(shared * projected_bytes(c, self.gated), SHARED)
         tensors["shared_fc2_input"] = Saved(shared * w, SHARED, read_by=second)
@@ -224,18 +224,19 @@ class Mixture(Block):
 
     def _routing_bytes(self, c: LayerColumns) -> float:
         """Bytes per token of scores, probabilities and of the order experts take tokens in."""
-        return (c.facts.router_bytes + c.facts.router_scores_bytes * self.all_scored) * self.experts
+        return (c.facts.mixture.router_bytes + c.facts.mixture.router_scores_bytes * self.all_scored) * self.experts
 
     def _scaled_bytes(self, c: LayerColumns) -> float:
         """Experts multiply their activation by the router's probability: fused for a gated one, else the unscaled
         activation is kept as well (megatron/core/transformer/mlp.py and moe/experts.py, core 0.12 to 0.19). A squared
         ReLU has a kernel of its own (fusions/fused_weighted_squared_relu.py)."""
-        fused = (self.gated and c.facts.gated_activation_fused) or self.squared
-        return 0.0 if fused or c.facts.expert_output_weighted else c.facts.activation_bytes
+        fused = (self.gated and c.facts.layer.gated_activation_fused) or self.squared
+        return 0.0 if fused or c.facts.mixture.expert_output_weighted else c.facts.layer.activation_bytes
 
     def _combined_bytes(self, c: LayerColumns) -> float:
         """Bytes per (routed token x hidden element) of what experts put out, kept where it is weighed or combined."""
-        return c.facts.combine_bytes + (c.facts.activation_bytes if c.facts.expert_output_weighted else 0.0)
+        mixture = c.facts.mixture
+        return mixture.combine_bytes + (c.facts.layer.activation_bytes if mixture.expert_output_weighted else 0.0)
 
     def adapter_groups(self, c: LayerColumns) -> tuple[AdapterGroup, ...]:
         """Return the linear layers of the shared expert and those of experts."""
@@ -248,7 +249,7 @@ class Mixture(Block):
     def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
         """The worst of the experts' steps and of an exchange, which holds the permuted copy, the exchanged one and the
         sorted one (traced); where tokens are gathered, the permuted copy and one of all of them."""
-        e, routed = c.facts.activation_bytes, self.routed_tokens(c)
+        e, routed = c.facts.layer.activation_bytes, self.routed_tokens(c)
         inputs = routed * self.outer * c.layouts.expert_tensor
         width = routed * self.width * (1.0 / c.techniques.mlp_chunks)
         matrices = [each.count_on_device(c) * each.elements_on_device(c) for each in self.expert_matrices]
@@ -275,9 +276,9 @@ class Mixture(Block):
         what experts take in where they are frozen and nothing keeps it. DeepEP makes what it received, at most every
         routed copy, and permutes it, and both again behind the experts; HybridEP sends from and to its buffers
         (megatron/core/transformer/moe/token_dispatcher.py MoEAlltoAllTokenDispatcher, core 0.19; traced)."""
-        facts, e, lay, techniques = c.facts, c.facts.activation_bytes, c.layouts, c.techniques
+        facts, e, lay, techniques = c.facts, c.facts.layer.activation_bytes, c.layouts, c.techniques
         flex = techniques.token_dispatcher == "flex"
-        if not facts.exchanges_held or techniques.token_dispatcher == "allgather":
+        if not facts.mixture.exchanges_held or techniques.token_dispatcher == "allgather":
             return 0.0
         routed, over = self.routed_tokens(c), (lay.expert_tensor > 1) & (not flex)
         gathered = routed * lay.expert_tensor
@@ -288,14 +289,14 @@ class Mixture(Block):
         shared = c.tokens / c.sequence_split * (self.shared_width > 0)
         adapters = techniques.adapters
         narrow = narrow + gathered * (adapters is not None and "up_proj" not in adapters.targets)
-        wide = FP32_BYTES * (gathered + routed) if self.experts >= facts.fp32_router_experts else e * routed
+        wide = FP32_BYTES * (gathered + routed) if self.experts >= facts.mixture.fp32_router_experts else e * routed
         return np.asarray(self.outer * (e * narrow + wide * over) + e * self.hidden * shared)
 
     def _adapted(self, c: LayerColumns) -> Size:
         """Return what the experts' linears add in the forward pass, as those of an MLP do; their tokens are there
         permuted and exchanged, too, and an activation that is computed again is still there (traced)."""
         adapters = c.techniques.adapters
-        if adapters is None or not c.facts.adapters_fused:
+        if adapters is None or not c.facts.adapters.adapters_fused:
             return 0.0
         names = {matrix.fused for matrix in fused_adapted(self.expert_matrices, adapters)}
         first, second = float("linear_fc1" in names), float("linear_fc2" in names)
@@ -303,4 +304,4 @@ class Mixture(Block):
         again = self.width * self._activation_again(c)
         own = np.maximum(each * self.width, second * (3.0 * self.outer + again))
         there = np.where(own > 0, self.outer * (1.0 + (c.layouts.expert > 1)), 0.0)
-        return np.asarray(c.facts.activation_bytes * self.routed_tokens(c) * (own + there))
+        return np.asarray(c.facts.layer.activation_bytes * self.routed_tokens(c) * (own + there))

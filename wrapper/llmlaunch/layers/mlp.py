@@ -43,7 +43,7 @@ class Mlp(Block):
         return mlp_modules(self.matrices, style)
 
     def _chunked(self, c: LayerColumns) -> bool:
-        return c.techniques.mlp_chunks > 1 and c.facts.mlp_chunks_recomputed
+        return c.techniques.mlp_chunks > 1 and c.facts.layer.mlp_chunks_recomputed
 
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
         """What the activation function reads, and what it puts out. Computed in mini-sequences, an MLP keeps its input
@@ -54,7 +54,7 @@ class Mlp(Block):
         n, width = c.tokens, self.width / c.tensor
         return {
             "mlp_fc1_output": Saved(n * projected_bytes(c, self.gated) * width, ("mlp",)),
-            "mlp_fc2_input": Saved(n * c.facts.linear_input_bytes * width, ("mlp",), read_by=("down_proj",)),
+            "mlp_fc2_input": Saved(n * c.facts.layer.linear_input_bytes * width, ("mlp",), read_by=("down_proj",)),
         }
 
     @property
@@ -72,7 +72,7 @@ class Mlp(Block):
 
     def kernels(self, facts: MemoryFacts) -> ByPass:
         """Return the MLP's share of a layer's kernels."""
-        return MLP_SHARE * facts.kernels.launched[0], MLP_SHARE * facts.kernels.launched[1]
+        return MLP_SHARE * facts.layer.kernels.launched[0], MLP_SHARE * facts.layer.kernels.launched[1]
 
     def adapter_groups(self, c: LayerColumns) -> tuple[AdapterGroup, ...]:
         """Return both linear layers."""
@@ -87,17 +87,17 @@ class Mlp(Block):
         steps = mlp_backward(c, self.gated, width, c.tokens * self.hidden, (first, second))
         if not self._chunked(c):
             return steps
-        return steps + (projected_bytes(c, self.gated) + c.facts.linear_input_bytes) * width
+        return steps + (projected_bytes(c, self.gated) + c.facts.layer.linear_input_bytes) * width
 
     def norm_backward(self, c: LayerColumns) -> Size:
         """The fp32 temporaries of an unfused norm, beyond what the MLP has surely saved and let go of by then: one
         computed in pieces has saved its input alone (deepspeed/runtime/sequence_parallel/ulysses_sp.py
         SequenceTiledCompute.forward, 0.19.8; traced)."""
         facts, n = c.facts, c.tokens
-        gone = 2.0 * facts.activation_bytes * n * self.width / c.tensor
+        gone = 2.0 * facts.layer.activation_bytes * n * self.width / c.tensor
         if self._chunked(c):
-            gone = facts.activation_bytes * n * self.hidden / c.sequence_split
-        return facts.norm_backward_bytes * n * self.hidden / c.sequence_split - gone
+            gone = facts.layer.activation_bytes * n * self.hidden / c.sequence_split
+        return facts.layer.norm_backward_bytes * n * self.hidden / c.sequence_split - gone
 
     def forward(self, c: LayerColumns) -> Size:
         """What adapters add in the last layer's forward pass: what the frozen matrix puts out, what the adapter does,
@@ -105,8 +105,8 @@ class Mlp(Block):
         second yet (megatron/bridge/peft/lora_layers.py LoRALinear.forward, Megatron-Bridge 0.6). Over tensor ranks the
         second adapter gathers its columns, which then are put together (megatron/core/tensor_parallel/mappings.py
         _gather_along_last_dim, core 0.19; traced)."""
-        adapters, e, n, t = c.techniques.adapters, c.facts.activation_bytes, c.tokens, c.tensor
-        if adapters is None or not c.facts.adapters_fused:
+        adapters, e, n, t = c.techniques.adapters, c.facts.layer.activation_bytes, c.tokens, c.tensor
+        if adapters is None or not c.facts.adapters.adapters_fused:
             return 0.0
         names = {matrix.fused for matrix in fused_adapted(self.matrices, adapters)}
         first, second = float("linear_fc1" in names), float("linear_fc2" in names)
@@ -143,10 +143,10 @@ def mlp_modules(matrices: Sequence[Matrix], style: ModuleStyle) -> list[Module]:
 def projected_bytes(c: LayerColumns, gated: bool) -> float:
     """Return the bytes per (token x MLP column) that the activation function keeps: gate and up, or up alone; an
     unfused gated activation keeps silu(gate) as well."""
-    e = c.facts.activation_bytes
+    e = c.facts.layer.activation_bytes
     if not gated:
-        return e + c.facts.ungated_activation_bytes
-    return 2.0 * e if c.facts.gated_activation_fused else 3.0 * e
+        return e + c.facts.layer.ungated_activation_bytes
+    return 2.0 * e if c.facts.layer.gated_activation_fused else 3.0 * e
 
 
 def inputs_kept(c: LayerColumns) -> float:
@@ -172,14 +172,14 @@ def mlp_backward(
 
     `width` and `hidden` are elements of one MLP-wide and one hidden-wide tensor, `matrices` those of both weights;
     `outliving` is the share of the second linear's input that outlives its backward."""
-    facts, e = c.facts, c.facts.activation_bytes
-    w = facts.linear_input_bytes * inputs_kept(c)
+    facts, e = c.facts, c.facts.layer.activation_bytes
+    w = facts.layer.linear_input_bytes * inputs_kept(c)
     projected = 2.0 if gated else 1.0
-    no_temporary = facts.weight_gradient_fused or c.techniques.adapters is not None
-    first, second = (0.0 if no_temporary else facts.parameter_bytes * matrix for matrix in matrices)
-    output = hidden if facts.branch_gradients_apart else 0.0
+    no_temporary = facts.layer.weight_gradient_fused or c.techniques.adapters is not None
+    first, second = (0.0 if no_temporary else facts.states.parameter_bytes * matrix for matrix in matrices)
+    output = hidden if facts.layer.branch_gradients_apart else 0.0
     second_linear = e * (output + width) + second
-    created = 0.0 if facts.gated_gradient_in_place and gated else projected
+    created = 0.0 if facts.layer.gated_gradient_in_place and gated else projected
     saved_input = w * width
     activation = e * (1.0 + created) * width - saved_input * (1.0 - outliving)
     first_linear = e * (projected * width + hidden) + first - saved_input - e * projected * width

@@ -140,10 +140,11 @@ class PooledAttention(Block):
         """Rotary positions of queries and keys, norms of all heads, the output's positions turned back, and what pools
         keys."""
         columns = float(self.halves * (self.head_dim + (self.index_head_dim if self.chooses else 0)))
-        e, turned = c.facts.activation_bytes, (self.query_width + self.head_dim) * c.per_tensor
+        layer, turned = c.facts.layer, (self.query_width + self.head_dim) * c.per_tensor
+        e = layer.activation_bytes
         forward, backward = (
             Amounts(c.tokens, bytes=e * (rotary * turned + heads * self.query_width + pooling * columns))
-            for rotary, heads, pooling in zip(c.facts.kernels.rotary_elements, HEAD_PASSES, POOLING_PASSES, strict=True)
+            for rotary, heads, pooling in zip(layer.kernels.rotary_elements, HEAD_PASSES, POOLING_PASSES, strict=True)
         )
         return forward, backward
 
@@ -157,7 +158,7 @@ class PooledAttention(Block):
         positions are turned back. What pools and the projection of heads by groups stay in 16 bits beside narrower
         formats, and so does what they read. The loss that teaches the indexer computes its gradients in the forward
         pass and keeps them."""
-        n, e, narrow = c.tokens, c.facts.activation_bytes, c.facts.linear_input_bytes
+        n, e, narrow = c.tokens, c.facts.layer.activation_bytes, c.facts.layer.linear_input_bytes
         h, width, rank = self.hidden, float(self.query_width), self.query_rank
         copies = 2.0 * narrow if narrow < e else 0.0  # of two projections that read the same input
         heads = FP32_BYTES * self.heads
@@ -177,7 +178,7 @@ class PooledAttention(Block):
     def _pooled_bytes(self, c: LayerColumns) -> float:
         """Bytes per token of the keys that attention reads, of which ones a query sees, of what pooled them, and of
         what the indexer keeps."""
-        e, ratio, sequence = c.facts.activation_bytes, self.ratio, c.sequence_length
+        e, ratio, sequence = c.facts.layer.activation_bytes, self.ratio, c.sequence_length
         if not ratio:
             return INDEX_BYTES * INDEX_TILE * math.ceil(self.window / INDEX_TILE)
         chosen = self.index_topk if self.chooses else sequence / ratio
@@ -188,13 +189,13 @@ class PooledAttention(Block):
             return float(pooled)
         index = self.index_head_dim
         gradients = e * (self.index_heads * (index + 1.0) + index / ratio)
-        narrow = c.facts.linear_input_bytes * self.query_rank if c.facts.linear_input_bytes < e else 0.0
+        narrow = c.facts.layer.linear_input_bytes * self.query_rank if c.facts.layer.linear_input_bytes < e else 0.0
         return float(pooled + POOLING_BYTES * self.halves * index + gradients + narrow)
 
     def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
         """The gradients of attention's output and of the queries, less the output that was turned back, which is freed
         by then; those of all keys in fp32; and the queries where they are computed again."""
-        e = c.facts.activation_bytes
+        e = c.facts.layer.activation_bytes
         keys = FP32_BYTES * self.head_dim * (1.0 + (1.0 / self.ratio if self.ratio else 0.0))
         again = c.recomputes("mla_up_proj") & (c.layouts.recompute == RECOMPUTE_SELECTIVE)
         queries = np.where(again, own["attn_qkv"].bytes, 0.0)

@@ -60,19 +60,19 @@ class ShortConvolution(Block):
         off, so that its output is as long as the sequence and what it is padded with (causal_conv1d_fn without the
         package causal-conv1d, transformers/models/lfm2/modeling_lfm2.py, 5.23)."""
         columns = c.tokens * self.hidden / c.tensor
-        e, padded = c.facts.activation_bytes, 1.0 + (self.kernel - 1.0) / c.sequence_length
+        e, padded = c.facts.layer.activation_bytes, 1.0 + (self.kernel - 1.0) / c.sequence_length
         return {
             "convolution_projection": Saved(3.0 * e * columns),
             "convolution_input": Saved(e * columns),
             "convolution_output": Saved(e * padded * columns),
-            "convolution_proj_input": Saved(c.facts.linear_input_bytes * columns, read_by=("o_proj",)),
+            "convolution_proj_input": Saved(c.facts.layer.linear_input_bytes * columns, read_by=("o_proj",)),
         }
 
     def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
         """The gradient of the gated output and those of its two factors, while the last projection has let its input
         go. All later steps add less than they free: the gradient of the whole first projection is put together when
         nothing of what it put out is left."""
-        made = 3.0 * c.facts.activation_bytes * c.tokens * self.hidden / c.tensor
+        made = 3.0 * c.facts.layer.activation_bytes * c.tokens * self.hidden / c.tensor
         gone = own["convolution_proj_input"].bytes if "convolution_proj_input" in own else 0.0
         return made - gone - behind.later() - behind.last_layer
 
@@ -86,7 +86,7 @@ class ShortConvolution(Block):
         gradients of each gate, that of the padded output and the convolution's own, and those of the first projection,
         put together and turned (counted by dispatch in Lfm2ShortConv of transformers 5.23 under torch 2.13). No
         measured run stands behind it yet."""
-        moved = c.facts.activation_bytes * self.hidden
+        moved = c.facts.layer.activation_bytes * self.hidden
         return Amounts(c.share, bytes=8.0 * moved), Amounts(c.share, bytes=29.0 * moved)
 
     def kernels(self, facts: MemoryFacts) -> ByPass:

@@ -77,7 +77,7 @@ class SparseAttention(LatentAttention):
         projects and scores every key before a token; the loss that teaches it multiplies queries and chosen keys once
         more, and makes the indexer's gradients at once. Kernels that gather keys are as fast as others (FlashMLA,
         README: 640 against 660 teraflops on H800)."""
-        if c.facts.attention_scores_saved:
+        if c.facts.attention.attention_scores_saved:
             return super().sequence_work(c)
         s, keys = float(c.sequence_length), self.attended_keys(c.sequence_length)
         wide, heads = self.key_value_rank + self.positions, self.kernel_heads(c)
@@ -100,13 +100,13 @@ class SparseAttention(LatentAttention):
         gradients in the forward pass and keeps them; with sequence parallelism the indexer gathers its inputs first
         (experimental_attention_variant/absorbed_mla.py, dsa.py and dsa_cudnn_kernels.py FusedIndexerSparseAttnFunc,
         core 0.19; traced)."""
-        facts, n, e, split = c.facts, c.tokens, c.facts.activation_bytes, c.sequence_split
+        facts, n, e, split = c.facts, c.tokens, c.facts.layer.activation_bytes, c.sequence_split
         heads = self.heads / c.tensor
         wide = self.key_value_rank + self.positions
-        latents = (e + facts.linear_input_bytes) * self.latent + e * self.key_value_rank + 2.0 * FP32_BYTES
+        latents = (e + facts.layer.linear_input_bytes) * self.latent + e * self.key_value_rank + 2.0 * FP32_BYTES
         taught = e * (self.index_width + 2 * self.index_head_dim + self.index_heads) + 2.0 * FP32_BYTES
         chosen = INDEX_BYTES * (min(self.topk, c.sequence_length) + 1.0)
-        inputs = np.where(split > 1, facts.linear_input_bytes * (self.hidden + self.latent), 0.0)
+        inputs = np.where(split > 1, facts.layer.linear_input_bytes * (self.hidden + self.latent), 0.0)
         output = self.kernel_heads(c) * (e * self.key_value_rank + FP32_BYTES)
         return {
             "attn_latents": Saved(n * latents / split, moved_by=QKV),
@@ -123,5 +123,6 @@ class SparseAttention(LatentAttention):
         input of the projection behind it is freed."""
         latent = self.key_value_rank
         copied = self.kernel_heads(c) * (3.0 * (latent + self.positions) + 4.0 * latent)
-        made = c.tokens * c.facts.activation_bytes * (copied + self.heads / c.tensor * (latent - self.value_head_dim))
+        copied = copied + self.heads / c.tensor * (latent - self.value_head_dim)
+        made = c.tokens * c.facts.layer.activation_bytes * copied
         return made - behind.later() - behind.last_layer

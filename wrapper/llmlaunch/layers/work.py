@@ -54,6 +54,6 @@ def causal_mean(most: int, sequence_length: int) -> float:
 
 def recurrence(c: LayerColumns, operations: float, elements: float) -> BlockWork:
     """Return the work of a recurrence of which a token takes so many operations forward, and moves so many elements."""
-    moved, again = c.facts.activation_bytes * elements, RECURRENCE_BACKWARD
+    moved, again = c.facts.layer.activation_bytes * elements, RECURRENCE_BACKWARD
     backward = Amounts(c.share, recurrence=again * operations, bytes=again * moved)
     return Amounts(c.share, recurrence=operations, bytes=moved), backward

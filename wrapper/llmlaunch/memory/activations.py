@@ -111,7 +111,7 @@ def swapped_by_layer(job: Job, rows: RankColumns) -> list[FloatColumn]:
     layer's input and the attention's output whole, since no single token's can be recomputed, and of the rest the
     swapped share of the tokens (MEMO, Zhao et al. 2025, section 4.1)."""
     share, layers = job.techniques.swapped_share, layers_of(job, rows)
-    e = job.facts.activation_bytes
+    e = job.facts.layer.activation_bytes
 
     def output(attention: SoftmaxAttention, c: LayerColumns) -> FloatColumn:
         return np.asarray(c.tokens * e * attention.output_width / c.tensor)
@@ -166,7 +166,7 @@ def _checkpoints(job: Job, rows: RankColumns, saved_bytes: FloatColumn, layer_by
     """The layer inputs of full recompute on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
     if not job.techniques.offload_checkpoints:
         return saved_bytes
-    travelling = np.minimum(saved_bytes, job.facts.travelling_checkpoints * layer_bytes)
+    travelling = np.minimum(saved_bytes, job.facts.layer.travelling_checkpoints * layer_bytes)
     return np.where(rows.layouts.recompute == RECOMPUTE_FULL, travelling, saved_bytes)
 
 
@@ -210,10 +210,10 @@ def _heaviest_share(
 
 def _routing_of_last(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return what the dispatcher of every layer still holds of its last micro-batch."""
-    if not job.facts.router_last_bytes or not any(layer.is_mixture for layer in model_of(job.shape).kinds):
+    if not job.facts.mixture.router_last_bytes or not any(layer.is_mixture for layer in model_of(job.shape).kinds):
         return 0.0
     layers = layers_of(job, rows)
-    each = job.facts.router_last_bytes * layers.columns.stream_tokens
+    each = job.facts.mixture.router_last_bytes * layers.columns.stream_tokens
 
     def of_layer(layer: Layer, tensors: Tensors) -> FloatColumn:
         return float(sum(block.experts for block in layer.blocks_of(Mixture))) * each
@@ -223,9 +223,9 @@ def _routing_of_last(job: Job, rows: RankColumns) -> FloatColumn | float:
 
 def _stage_output(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return what all but the last rank keep of the tensor they sent on, for one micro-batch."""
-    if not job.facts.stage_output_bytes:
+    if not job.facts.foreign.stage_output_bytes:
         return 0.0
-    share = job.facts.stage_output_bytes * job.shape.stream_width / rows.tensor
+    share = job.facts.foreign.stage_output_bytes * job.shape.stream_width / rows.tensor
     return np.where(rows.last, 0.0, tokens(job, rows) * share)
 
 
@@ -236,7 +236,7 @@ def cut_checkpoints(job: Job, rows: RankColumns) -> FloatColumn:
     formula)."""
     shape = job.shape
     whole = shape.ffn_hidden_size // shape.hidden_size
-    if not job.facts.cut_checkpoints or shape.moe is not None or shape.mamba is not None or whole < 1:
+    if not job.facts.allocator.cut_checkpoints or shape.moe is not None or shape.mamba is not None or whole < 1:
         return np.zeros(len(rows))
     waste = shape.ffn_hidden_size / shape.hidden_size / whole - 1.0
     return np.where(rows.layouts.recompute == RECOMPUTE_FULL, waste * kept_activations(job, rows), 0.0)
@@ -256,7 +256,7 @@ def cut_parameters(job: Job, rows: RankColumns) -> FloatColumn:
     c, hidden = layers.columns, layers.stream
 
     def wasted(layer: Layer, tensors: Tensors) -> FloatColumn:
-        sizes = (job.facts.parameter_bytes * matrix.elements_on_device(c) for matrix in layer.matrices)
+        sizes = (job.facts.states.parameter_bytes * matrix.elements_on_device(c) for matrix in layer.matrices)
         return reduce(np.add, (np.fmod(size, hidden) for size in sizes))
 
     return np.where(rows.layouts.zero_stage >= 1, rows.sum_of(layers.by_group(layers.each(wasted))), 0.0)
@@ -305,8 +305,8 @@ def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
     dropout keep, where it has them; and the cosines and sines that all layers read, where they are not made inside a
     kernel."""
     mask = float(job.shape.hidden_size) if job.shape.hidden_dropout > 0 else 0.0
-    norm = job.facts.activation_bytes * job.shape.hidden_size if job.facts.embedding_norm else 0.0
-    turns = job.facts.rotary_bytes * job.shape.head_dim if job.shape.position_embedding == "rope" else 0.0
+    norm = job.facts.layer.activation_bytes * job.shape.hidden_size if job.facts.foreign.embedding_norm else 0.0
+    turns = job.facts.attention.rotary_bytes * job.shape.head_dim if job.shape.position_embedding == "rope" else 0.0
     embedding = tokens(job, rows) * (32.0 + turns + (mask + norm) / sequence_split(job, rows))
     return np.where(rows.first, embedding * in_flight(job, rows).depth, 0.0)
 
@@ -314,7 +314,7 @@ def kept_embedding(job: Job, rows: RankColumns) -> FloatColumn:
 def returned_key_values(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the keys and values of every layer where the model returns them, recomputed or not."""
     layers = layers_of(job, rows)
-    c, each = layers.columns, 2.0 * job.facts.activation_bytes * job.facts.key_values_returned
+    c, each = layers.columns, 2.0 * job.facts.layer.activation_bytes * job.facts.foreign.key_values_returned
 
     def returned(layer: Layer, tensors: Tensors) -> FloatColumn:
         widths = (np.maximum(block.groups, c.tensor) * block.head_dim for block in layer.blocks_of(Attention))

@@ -45,10 +45,10 @@ def exchange_connections(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of the connections an all-to-all opens from every expert rank to every other in its node, where
     all-gathers and reductions need those of a ring alone."""
     lay, dispatcher = rows.layouts, job.techniques.token_dispatcher
-    if job.shape.moe is None or not job.facts.exchange_peer_bytes or dispatcher not in (None, "alltoall"):
+    if job.shape.moe is None or not job.facts.exchange.exchange_peer_bytes or dispatcher not in (None, "alltoall"):
         return np.zeros(len(rows))
     beside = np.maximum(np.minimum(lay.expert, NODE_DEVICES // lay.expert_tensor), 1) - 1
-    return np.asarray(job.facts.exchange_peer_bytes * beside)
+    return np.asarray(job.facts.exchange.exchange_peer_bytes * beside)
 
 
 def exchange_buffers(job: Job, rows: RankColumns) -> FloatColumn:
@@ -82,7 +82,7 @@ def _hybridep(job: Job, rows: RankColumns, ranks: IntColumn) -> FloatColumn:
     assert job.shape.moe is not None
     mine = tokens(job, rows) / sequence_split(job, rows)
     experts = float(job.shape.moe.num_experts) * rows.layouts.expert_tensor  # of all ranks, as the dispatcher counts
-    domains = np.maximum(np.ceil(ranks / job.facts.exchange_domain_devices), 1.0)
+    domains = np.maximum(np.ceil(ranks / job.facts.exchange.exchange_domain_devices), 1.0)
     others = domains - 1.0
     hidden, near_experts = 2.0 * job.shape.expert_width, FP32_BYTES * experts / domains
     scales = FP32_BYTES * job.shape.expert_width / HYBRIDEP_SCALED

@@ -41,7 +41,7 @@ class Gathered:
 def gathered_elements(job: Job, rows: RankColumns) -> FloatColumn:
     """Return what ZeRO 3 gathers at most on each row's device, 0 at lower stages. The order with and without full
     recompute differs by little, and the larger of the two counts."""
-    limits, lay = job.facts.gathering, rows.layouts
+    limits, lay = job.facts.zero.gathering, rows.layouts
     elements = np.zeros(len(rows))
     sharded = np.flatnonzero(lay.zero_stage >= 3)
     if limits is None or not len(sharded):
@@ -52,7 +52,7 @@ def gathered_elements(job: Job, rows: RankColumns) -> FloatColumn:
         max(
             gathered(
                 job.shape,
-                ModuleSplit(tensor, expert, expert_tensor, job.facts.embedding_whole),
+                ModuleSplit(tensor, expert, expert_tensor, job.facts.states.embedding_whole),
                 job.techniques.adapters,
                 limits,
                 recompute,

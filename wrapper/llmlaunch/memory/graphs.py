@@ -131,7 +131,7 @@ def _attention_backward(job: Job, rows: RankColumns) -> FloatColumn:
         heads = c.tokens * (attention.heads + attention.key_value_heads(c)) * sum(attention.head_widths())
         gathered = np.where(c.sequence_split > 1.0, c.tokens, 0.0) * attention.hidden
         stream = 2.0 * c.stream_tokens * attention.hidden
-        return np.asarray(c.facts.activation_bytes * (heads / c.tensor + gathered + stream))
+        return np.asarray(c.facts.layer.activation_bytes * (heads / c.tensor + gathered + stream))
 
     return rows.most_of(layers.by_group(layers.of_blocks(SoftmaxAttention, made)))
 

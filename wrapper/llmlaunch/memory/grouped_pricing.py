@@ -44,8 +44,8 @@ FIELDS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor", "z
 def state_fields(job: Job, layouts: LayoutColumns) -> tuple[str, ...]:
     """Return the layout fields that model states depend on. The chunks of a pipeline decide which layers a rank holds
     where layers differ or stages are uneven, and how many of them are moved into their buffers at a time."""
-    by_chunk = job.facts.moved_to_buffers or all_are_candidates(job, layouts)
-    recompute = ("recompute",) if job.facts.gathered_weights_kept else ()
+    by_chunk = job.facts.states.moved_to_buffers or all_are_candidates(job, layouts)
+    recompute = ("recompute",) if job.facts.zero.gathered_weights_kept else ()
     return (*FIELDS, *recompute, "virtual_pipeline") if by_chunk else (*FIELDS, *recompute)
 
 

@@ -60,14 +60,15 @@ def least_torch_bytes(job: Job, rows: RankColumns) -> FloatColumn:
     and of gradients and optimizer states where all parameters are trained, less what is on the host. The bytes are
     corrected by measured runs."""
     facts, techniques, layouts = job.facts, job.techniques, rows.layouts
+    sharding = facts.states.full_sharding
     dense, expert = _parameters(job, rows)
     ranks = layouts.tensor * layouts.context * layouts.data
     share = np.minimum(layouts.expert * layouts.expert_tensor / ranks, 1.0)
     whole, shards = dense + expert, dense / (layouts.data * layouts.context) + expert * share
-    stage, shard_from = layouts.zero_stage, 3 if facts.full_sharding is None else facts.full_sharding.first_stage
+    stage, shard_from = layouts.zero_stage, 3 if sharding is None else sharding.first_stage
     least: FloatColumn = _parameter_bytes(facts, techniques) * np.where(stage >= shard_from, shards, whole)
     if techniques.adapters is None and techniques.trained_layers is None:
-        least = least + facts.gradient_bytes * np.where(stage >= 2, shards, whole)
+        least = least + facts.states.gradient_bytes * np.where(stage >= 2, shards, whole)
         least = least + _state_bytes(facts, techniques) * np.where(stage >= 1, shards, whole)
     return np.maximum(least * job.correction.torch_factor - ROUNDING_BYTES, 0.0)
 
@@ -75,15 +76,17 @@ def least_torch_bytes(job: Job, rows: RankColumns) -> FloatColumn:
 def _parameter_bytes(facts: MemoryFacts, techniques: Techniques) -> float:
     if techniques.offload_parameters:
         return 0.0
-    if facts.quantized is not None and facts.quantized.replaces_parameters:
-        return min(facts.quantized.weight_copy_bytes, 1.0)
-    return facts.parameter_bytes
+    quantized = facts.layer.quantized
+    if quantized is not None and quantized.replaces_parameters:
+        return min(quantized.weight_copy_bytes, 1.0)
+    return facts.states.parameter_bytes
 
 
 def _state_bytes(facts: MemoryFacts, techniques: Techniques) -> float:
-    unsharded = facts.optimizer_bytes if facts.optimizer_bytes_unsharded is None else facts.optimizer_bytes_unsharded
-    states = min(facts.optimizer_bytes, unsharded) - facts.matrix_states_spared_bytes
-    return (1.0 - techniques.offload_optimizer) * max(states, 0.0)
+    states = facts.states
+    sharded, unsharded = states.optimizer_bytes, states.optimizer_bytes_unsharded
+    least = (sharded if unsharded is None else min(sharded, unsharded)) - states.matrix_states_spared_bytes
+    return (1.0 - techniques.offload_optimizer) * max(least, 0.0)
 
 
 def _parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:

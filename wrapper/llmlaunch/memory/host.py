@@ -169,7 +169,7 @@ def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
         moved = moved * _swapped_part(job, rows)
     if not job.facts.host.activations_pinned:
         return moved
-    return _pinned(moved, job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size, node)
+    return _pinned(moved, job.facts.layer.activation_bytes * tokens(job, rows) * job.shape.hidden_size, node)
 
 
 def _kept(job: Job, rows: RankColumns) -> FloatColumn:
@@ -201,8 +201,8 @@ def _checkpoint(job: Job, rows: RankColumns) -> FloatColumn:
     host, counts = job.facts.host, rank_parameters(job, rows)
     sharded = _sharded(job, rows, counts.dense, counts.expert)
     here = 1.0 - job.techniques.offload_optimizer
-    at_once = np.maximum(host.checkpoint_bytes - job.facts.parameter_bytes, 0.0) * here
-    at_once += min(host.checkpoint_bytes, job.facts.parameter_bytes)
+    at_once = np.maximum(host.checkpoint_bytes - job.facts.states.parameter_bytes, 0.0) * here
+    at_once += min(host.checkpoint_bytes, job.facts.states.parameter_bytes)
     one_by_one = np.maximum(
         host.checkpoint_parameter_bytes * _state_parameters(job, rows, 3),
         host.checkpoint_state_bytes * _state_parameters(job, rows, 1) * here,

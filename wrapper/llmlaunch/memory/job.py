@@ -211,8 +211,8 @@ def all_are_candidates(job: Job, layouts: LayoutColumns) -> bool:
     parameters (`layer_wise`). Otherwise no term of an inner rank exceeds that of the first rank.
     """
     techniques = job.techniques
-    inner = techniques.zero_bubble or techniques.heads_before_loss or job.facts.matrices_whole
-    return inner or not job.stages_alike or "neighbours" in job.facts.groups or bool(np.any(layouts.uneven))
+    inner = techniques.zero_bubble or techniques.heads_before_loss or job.facts.states.matrices_whole
+    return inner or not job.stages_alike or "neighbours" in job.facts.exchange.groups or bool(np.any(layouts.uneven))
 
 
 def one_rank(job: Job, layouts: LayoutColumns, rank: IntColumn) -> RankColumns:

@@ -170,7 +170,7 @@ class PricedLayers:
             return sum_without(c, tensors, gone) if gone else self.totals[kind]
 
         def part() -> FloatColumn:
-            if c.facts.operators_kept:
+            if c.facts.foreign.operators_kept:
                 return kept_operators(self.model.kinds[kind], c)
             return sum_without(c, tensors, either(freed(c, tensors), gone), recomputed=True)
 
@@ -183,7 +183,7 @@ class PricedLayers:
 
     def _repeated(self, layer: Layer, tensors: Tensors) -> FloatColumn:
         c, most = self.columns, self.columns.zeros()
-        if c.facts.operators_kept:
+        if c.facts.foreign.operators_kept:
             return sum_without(c, tensors, {}) - kept_operators(layer, c)
         for module in dict.fromkeys(module for block in layer.blocks for module in block.repeated_modules):
             if np.any(recomputed := c.recomputes(module)):
@@ -246,11 +246,11 @@ def kept_operators(layer: Layer, c: LayerColumns) -> FloatColumn:
     attention = next(layer.blocks_of(SoftmaxAttention))
     widths = [mlp.width for mlp in layer.blocks_of(Mlp)] + [each.shared_width for each in layer.blocks_of(Mixture)]
     facts, t, split, h = c.facts, c.tensor, c.sequence_split, attention.hidden
-    e, (query, _) = facts.activation_bytes, attention.head_widths()
+    e, (query, _) = facts.layer.activation_bytes, attention.head_widths()
     linears = e * (attention.heads * query + attention.projected_values(c) + sum(widths)) / t
     output = (e * attention.output_width + FP32_BYTES * attention.heads) / t
     scattered = np.where(t > 1, 2.0 * e * h / split, 0.0)
-    last = e * h / split * facts.unused_outputs_kept * (t == 1)
+    last = e * h / split * facts.foreign.unused_outputs_kept * (t == 1)
     return np.asarray(c.tokens * (facts.residual_bytes * h / split + linears + output + scattered + last))
 
 

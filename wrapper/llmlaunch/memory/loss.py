@@ -53,9 +53,9 @@ def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
     if job.techniques.heads_before_loss:
         return np.where(rows.last, 3.0 * (1.0 + job.shape.mtp_num_layers) * hidden_bytes(job, rows), 0.0)
     copies = 2.0 if job.techniques.adapters is None else 1.0
-    per_token = (copies * facts.activation_bytes + facts.norm_extra_bytes) * h + STATISTIC_BYTES
-    more = facts.activation_bytes * h * (split - 1.0) if facts.gathered_inputs_kept else 0.0
-    per_token += facts.activation_bytes * _streams(job)
+    per_token = (copies * facts.layer.activation_bytes + facts.layer.norm_extra_bytes) * h + STATISTIC_BYTES
+    more = facts.layer.activation_bytes * h * (split - 1.0) if facts.foreign.gathered_inputs_kept else 0.0
+    per_token += facts.layer.activation_bytes * _streams(job)
     norm_bytes = tokens(job, rows) * (per_token + more) / split
     return np.where(rows.last, norm_bytes, 0.0)
 
@@ -68,20 +68,20 @@ def _streams(job: Job) -> int:
 
 def logits_split(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the divisor of the vocabulary in the logits."""
-    return np.ones(len(rows)) if job.facts.logits_gathered else rows.tensor
+    return np.ones(len(rows)) if job.facts.loss.logits_gathered else rows.tensor
 
 
 def logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last rank the logits, what the loss keeps beside them at its worst moment, and what the losses of
     prediction heads before it keep; for a loss fused with the head, also the gradients it has computed by then."""
-    t = logits_split(job, rows)
-    per_logit: FloatColumn | float = job.facts.logit_bytes + waiting_bytes(job)
-    if job.facts.deferred_head_gradients:
-        waiting = np.minimum(job.facts.deferred_head_gradients, rows.microbatches)
-        per_logit = per_logit + waiting * job.facts.logit_gradient_bytes
+    t, loss = logits_split(job, rows), job.facts.loss
+    per_logit: FloatColumn | float = loss.logit_bytes + waiting_bytes(job)
+    if loss.deferred_head_gradients:
+        waiting = np.minimum(loss.deferred_head_gradients, rows.microbatches)
+        per_logit = per_logit + waiting * loss.logit_gradient_bytes
     alive = tokens(job, rows) * per_logit * vocabulary(job, rows) / t
     alive = alive * loss_piece(job, rows)
-    fused = job.facts.fused_loss
+    fused = loss.fused_loss
     if fused is not None:
         per_hidden = fused.weight_bytes * vocabulary(job, rows) / t + fused.hidden_bytes * tokens(job, rows)
         alive = alive + per_hidden * job.shape.hidden_size
@@ -91,26 +91,26 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
 def earlier_tiles(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return the gradients of all hidden states and of the head's weight, which pieces of a tiled loss before the last
     have filled (deepspeed/runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute.backward, 0.19.8; traced)."""
-    if job.techniques.loss != "tiled" or job.facts.fused_loss is not None:
+    if job.techniques.loss != "tiled" or job.facts.loss.fused_loss is not None:
         return 0.0
-    hidden = job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size
-    no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
-    head = 0.0 if no_temporary else job.facts.parameter_bytes * head_matrix(job, rows)
+    hidden = job.facts.layer.activation_bytes * tokens(job, rows) * job.shape.hidden_size
+    no_temporary = job.facts.layer.weight_gradient_fused or job.techniques.adapters is not None
+    head = 0.0 if no_temporary else job.facts.states.parameter_bytes * head_matrix(job, rows)
     return np.where(rows.last, hidden + head, 0.0)
 
 
 def tiled_inputs(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the hidden states that a tiled loss reads, which live as long as the loss, through the backward pass of
     all layers (ulysses_sp.py SequenceTiledCompute.forward, `ctx.kwargs_to_shard`, 0.19.8; traced)."""
-    if job.techniques.loss != "tiled" or job.facts.fused_loss is not None:
+    if job.techniques.loss != "tiled" or job.facts.loss.fused_loss is not None:
         return np.zeros(len(rows))
-    return np.where(rows.last, job.facts.activation_bytes * tokens(job, rows) * job.shape.hidden_size, 0.0)
+    return np.where(rows.last, job.facts.layer.activation_bytes * tokens(job, rows) * job.shape.hidden_size, 0.0)
 
 
 def waiting_bytes(job: Job) -> float:
     """Return the bytes per logit that the losses of all prediction heads keep until their backward passes, which come
     after that of the decoder's own head."""
-    return job.shape.mtp_num_layers * job.facts.kept_logit_bytes
+    return job.shape.mtp_num_layers * job.facts.loss.kept_logit_bytes
 
 
 def waiting_logits(job: Job, rows: RankColumns) -> FloatColumn:
@@ -121,14 +121,14 @@ def waiting_logits(job: Job, rows: RankColumns) -> FloatColumn:
 
 def cached_logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last rank the memory of freed logits that the loss's larger tensors do not fit into."""
-    t = logits_split(job, rows)
-    return np.where(rows.last, tokens(job, rows) * job.facts.cached_logit_bytes * vocabulary(job, rows) / t, 0.0)
+    cached = tokens(job, rows) * job.facts.foreign.cached_logit_bytes * vocabulary(job, rows)
+    return np.where(rows.last, cached / logits_split(job, rows), 0.0)
 
 
 def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last of several ranks the logits of every micro-batch, which the pipeline keeps for the step."""
     t = logits_split(job, rows)
-    alive = rows.microbatches * tokens(job, rows) * job.facts.step_logits_bytes * vocabulary(job, rows) / t
+    alive = rows.microbatches * tokens(job, rows) * job.facts.foreign.step_logits_bytes * vocabulary(job, rows) / t
     return np.where(rows.last & (rows.layouts.pipeline > 1), alive, 0.0)
 
 
@@ -142,7 +142,7 @@ def loss_piece(job: Job, rows: RankColumns) -> FloatColumn | float:
     techniques, n = job.techniques, tokens(job, rows)
     if techniques.loss == "tiled":
         return 1.0 / techniques.loss_tiles
-    if techniques.loss != "fused_linear" or job.facts.logit_bytes == 0.0:
+    if techniques.loss != "fused_linear" or job.facts.loss.logit_bytes == 0.0:
         return 1.0
     chunk = np.ceil(n / np.ceil(job.shape.vocab_size / job.shape.hidden_size))
     piece: FloatColumn = np.minimum(2.0 ** np.ceil(np.log2(chunk)) / n, 1.0)
@@ -151,16 +151,17 @@ def loss_piece(job: Job, rows: RankColumns) -> FloatColumn | float:
 
 def logit_piece(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last rank the bytes of the widest tensor of logits, which are free once the head has run."""
-    bytes_of_logit = max(job.facts.activation_bytes, job.facts.kept_logit_bytes)
+    bytes_of_logit = max(job.facts.layer.activation_bytes, job.facts.loss.kept_logit_bytes)
     widest = tokens(job, rows) * bytes_of_logit * vocabulary(job, rows) / logits_split(job, rows)
     return np.where(rows.last, widest * loss_piece(job, rows), 0.0)
 
 
 def table_gradient(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of the gradient of an embedding table; zero without a table to train."""
-    if job.techniques.adapters is not None or job.techniques.trained_layers is not None or job.facts.full_sharding:
+    states, techniques = job.facts.states, job.techniques
+    if techniques.adapters is not None or techniques.trained_layers is not None or states.full_sharding:
         return np.zeros(len(rows))
-    return np.asarray(tables(job, rows)[0] * job.facts.parameter_bytes)
+    return np.asarray(tables(job, rows)[0] * states.parameter_bytes)
 
 
 def waiting_table(job: Job, rows: RankColumns) -> FloatColumn:
@@ -185,11 +186,11 @@ def _apart(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
     """Whether table gradients meet on one rank, without a pipeline. Where gradients are allocated in every step and it
     has one micro-batch, the waiting gradient becomes the parameter's own and is counted there."""
     alone: NDArray[np.bool_] = rows.first & rows.last
-    return alone & (rows.microbatches > 1) if job.facts.gradients_freed else alone
+    return alone & (rows.microbatches > 1) if job.facts.foreign.gradients_freed else alone
 
 
 def _stub(job: Job) -> bool:
-    return job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs
+    return job.facts.layer.weight_gradient_fused and job.facts.layer.weight_gradient_stubs
 
 
 def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:

@@ -101,8 +101,8 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     masks = arriving_mask(job, rows, newest + norm + logits(job, rows))
     at_the_loss = {**alive, **left_over(job, rows), **masks}
     alive.update(kept_masks(job, rows))
-    free = [cached_logits(job, rows)] if facts.cached_logit_bytes else []
-    free += [recorded_gathers(job, rows)] if facts.streams_recorded else []
+    free = [cached_logits(job, rows)] if facts.foreign.cached_logit_bytes else []
+    free += [recorded_gathers(job, rows)] if facts.exchange.streams_recorded else []
     holes = {HOLES: reduce(np.add, free)} if free else {}
     moments: list[Moment] = [
         {**at_the_loss, "logits_and_loss": norm + logits(job, rows) + earlier_tiles(job, rows), **holes},
@@ -118,7 +118,7 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     lasting = {
         **passing_buffers(job, rows),
         **({"paged_stash": stash_pages(job, rows)} if job.techniques.paged_stash is not None else {}),
-        "workspace": np.full(len(rows), facts.workspace_bytes + _grouped(job)),
+        "workspace": np.full(len(rows), facts.allocator.workspace_bytes + _grouped(job)),
     }
     every = with_graphs(job, rows, moments, backward + gone, tables)
     return MomentTerms(whole(lasting), tuple(map(whole, every)))
@@ -129,9 +129,9 @@ def state_terms(job: Job, rows: RankColumns, state: States) -> MomentTerms:
     whether there is more than one."""
     facts = job.facts
     # none while the only micro-batch of a step runs forward, where the step frees gradients
-    before = np.where(facts.gradients_freed & (rows.microbatches == 1), 0.0, state.gradients)
-    gathered = {} if facts.full_sharding is None else {"gathered_parameters": state.gathered}
-    unreduced = {} if facts.full_sharding is None else {"unreduced_gradients": state.unreduced}
+    before = np.where(facts.foreign.gradients_freed & (rows.microbatches == 1), 0.0, state.gradients)
+    gathered = {} if facts.states.full_sharding is None else {"gathered_parameters": state.gathered}
+    unreduced = {} if facts.states.full_sharding is None else {"unreduced_gradients": state.unreduced}
     alive = {"gradient_buffers": state.backward, **gathered, "gradients": before}
     moments: list[Moment] = [{**alive, "gradient_buffers": state.forward}, alive, {**alive, **unreduced}]
     if _gradients_come_and_go(facts):
@@ -177,7 +177,7 @@ class _Whole:
 def _gradients_come_and_go(facts: MemoryFacts) -> bool:
     """Whether gradients live within a step only. Then the first layer's backward pass, the last to run, is a moment of
     its own: all gradients are there, and no more than one layer's activations."""
-    return facts.gradients_freed or facts.gradient_life is not None
+    return facts.foreign.gradients_freed or facts.zero.gradient_life is not None
 
 
 def _trainer_terms(job: Job, rows: RankColumns) -> Moment:
@@ -185,13 +185,13 @@ def _trainer_terms(job: Job, rows: RankColumns) -> Moment:
     terms = waiting_weight_passes(job, rows)
     if job.shape.vision is not None:
         terms["encoder_activations"] = encoder_activations(job, rows)
-    if job.facts.key_values_returned:
+    if job.facts.foreign.key_values_returned:
         terms["returned_keys_values"] = returned_key_values(job, rows)
-    if job.facts.step_logits_bytes:
+    if job.facts.foreign.step_logits_bytes:
         terms["step_logits"] = step_logits(job, rows)
     return terms
 
 
 def _grouped(job: Job) -> float:
     moe = job.shape.moe
-    return job.facts.grouped_workspace_bytes if moe is not None and moe.grouped_gemm is not False else 0.0
+    return job.facts.allocator.grouped_workspace_bytes if moe is not None and moe.grouped_gemm is not False else 0.0

@@ -61,7 +61,7 @@ def _pairs(job: Job, rows: RankColumns) -> BoolColumn:
 
 def _permuted(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of the routed tokens of one mixture on their way."""
-    layers, e = layers_of(job, rows), job.facts.activation_bytes
+    layers, e = layers_of(job, rows), job.facts.layer.activation_bytes
     routed = layers.of_blocks(Mixture, lambda mixture, c: e * mixture.outer * mixture.routed_tokens(c))
     return rows.most_of(layers.by_group(routed))
 
@@ -86,7 +86,7 @@ def _weight_gradient_inputs(mlp: Mlp, c: LayerColumns) -> FloatColumn:
 
 
 def _bytes_per_column(c: LayerColumns, gated: bool) -> float:
-    return c.facts.activation_bytes * (2.0 if gated else 1.0) + c.facts.linear_input_bytes
+    return c.facts.layer.activation_bytes * (2.0 if gated else 1.0) + c.facts.layer.linear_input_bytes
 
 
 def waiting_weight_passes(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
@@ -107,7 +107,7 @@ def waiting_weight_passes(job: Job, rows: RankColumns) -> dict[str, FloatColumn]
 def _inputs_and_gradients(layer: Layer, c: LayerColumns) -> FloatColumn:
     """Return the inputs of all linears of one layer and the gradients of their outputs. Those as wide as the residual
     stream are split as it is."""
-    e, w, total = c.facts.activation_bytes, c.facts.linear_input_bytes, c.zeros()
+    e, w, total = c.facts.layer.activation_bytes, c.facts.layer.linear_input_bytes, c.zeros()
     for block in layer.blocks:
         routed = block.routed_tokens(c) if isinstance(block, Mixture) else c.zeros()
         for matrix in block.matrices:

@@ -85,9 +85,9 @@ def communicators(job: Job, rows: RankColumns) -> FloatColumn:
     (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, getNCCLComm). A framework that builds two groups of the same
     ranks therefore pays twice."""
     count = np.zeros(len(rows))
-    for name in job.facts.groups:
+    for name in job.facts.exchange.groups:
         count = count + (_holds_table(job, rows) if name == TABLES else GROUPS[name](rows))
-    return np.asarray(job.facts.communicator_bytes * count)
+    return np.asarray(job.facts.exchange.communicator_bytes * count)
 
 
 def _holds_table(job: Job, rows: RankColumns) -> FloatColumn:
@@ -121,16 +121,16 @@ class TransientSums:
             outside=_exchange_bytes(job, rows),
             holes=terms.moments[0].get(HOLES),
             cut=_cut(job, rows),
-            lone=np.rint(_lone(job, rows)) if job.facts.whole_segments else None,
+            lone=np.rint(_lone(job, rows)) if job.facts.allocator.whole_segments else None,
             broken=_broken(terms),
         )
 
 
 def _cut(job: Job, rows: RankColumns) -> FloatColumn | None:
     facts = job.facts
-    if not (facts.cut_checkpoints or facts.whole_segments):
+    if not (facts.allocator.cut_checkpoints or facts.allocator.whole_segments):
         return None
-    return np.rint(cut_checkpoints(job, rows) if facts.cut_checkpoints else cut_parameters(job, rows))
+    return np.rint(cut_checkpoints(job, rows) if facts.allocator.cut_checkpoints else cut_parameters(job, rows))
 
 
 def _lone(job: Job, rows: RankColumns) -> FloatColumn:
@@ -163,9 +163,9 @@ class StateSums:
             torch_factor=job.correction.torch_factor,
             moments=_moments(terms),
             outside=sum_of(_outside_torch(job, rows).values()),
-            placed=np.rint(state.placed) if facts.placed_whole or facts.moved_to_buffers else None,
-            flat=np.rint(state.flat) if facts.flat_step else None,
-            other_streams=() if facts.full_sharding is None else _other_streams(state, terms),
+            placed=np.rint(state.placed) if facts.states.placed_whole or facts.states.moved_to_buffers else None,
+            flat=np.rint(state.flat) if facts.step.flat_step else None,
+            other_streams=() if facts.states.full_sharding is None else _other_streams(state, terms),
             least=least_torch_bytes(job, rows),
             broken=_broken(terms),
         )
@@ -227,7 +227,7 @@ def _exchange_bytes(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _outside_torch(job: Job, rows: RankColumns) -> Moment:
-    context = np.full(len(rows), float(round(job.facts.context_bytes)))
+    context = np.full(len(rows), float(round(job.facts.allocator.context_bytes)))
     names = ("context", "communicators")
     return dict(zip(names, job.correction.outside(context, np.rint(communicators(job, rows))), strict=True))
 
@@ -304,8 +304,8 @@ def _apart(
 
 def cache_share(job: Job) -> float:
     """Return the share of what is alive that the allocator's cache holds besides."""
-    mixture = job.facts.mixture_cache_share
-    return job.facts.cache_share if mixture is None or job.shape.moe is None else mixture
+    mixture = job.facts.allocator.mixture_cache_share
+    return job.facts.allocator.cache_share if mixture is None or job.shape.moe is None else mixture
 
 
 def _other_streams(state: States, terms: MomentTerms) -> tuple[FloatColumn, ...]:
@@ -398,7 +398,7 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
 
 def _before_the_first_step(job: Job, placed: FloatColumn, lasting: Moment, step: Moment) -> Moment:
     """Return the terms before the first step: what is there beyond the terms that last."""
-    there = {"gradients": step["gradients"]} if job.facts.moved_to_buffers else {}
+    there = {"gradients": step["gradients"]} if job.facts.states.moved_to_buffers else {}
     return {**there, "whole_model": np.maximum(placed - sum_of([*lasting.values(), *there.values()]), 0.0)}
 
 

@@ -61,8 +61,8 @@ def shard_groups(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]
     """Return how many devices share (dense, expert) state: data (x context), and what expert parallelism leaves of
     it."""
     lay = rows.layouts
-    instances = job.facts.optimizer_instances
-    dense = lay.data * (lay.context if job.facts.shard_over_context else 1) / instances
+    instances = job.facts.states.optimizer_instances
+    dense = lay.data * (lay.context if job.facts.states.shard_over_context else 1) / instances
     expert = lay.tensor * lay.context * lay.data / (lay.expert_tensor * lay.expert) / instances
     return np.maximum(dense, 1.0), np.maximum(expert, 1.0)
 
@@ -82,26 +82,27 @@ def states(job: Job, rows: RankColumns) -> States:
         return bytes_per_parameter * np.where(stage >= from_stage, sharded, whole)
 
     over_step = gradients(job, rows, whole, sharded, dense_group)
-    norm = by_stage(facts.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
-    norm = norm + by_stage(facts.touched_gradient_bytes, rows) * np.maximum(sharded, _largest_trained(job, rows))
-    step = by_stage(facts.step_bytes, rows) * whole
-    step = step + by_stage(facts.touched_gradient_bytes, rows) * np.maximum(_largest_trained(job, rows) - sharded, 0.0)
-    step = step + by_stage(facts.step_bytes_sharded, rows) * _stepped_at_once(job, rows, sharded, dense_group)
+    touched, largest = by_stage(facts.step.touched_gradient_bytes, rows), _largest_trained(job, rows)
+    norm = by_stage(facts.step.gradient_norm_bytes, rows) * np.minimum(sharded, largest_parameter(job, rows))
+    norm = norm + touched * np.maximum(sharded, largest)
+    step = by_stage(facts.step.step_bytes, rows) * whole
+    step = step + touched * np.maximum(largest - sharded, 0.0)
+    step = step + by_stage(facts.step.step_bytes_sharded, rows) * _stepped_at_once(job, rows, sharded, dense_group)
     matrices = whole_matrices(job, rows) if _matrices_whole(job) else None
     padding: FloatColumn | float = 0.0
     if matrices is not None:  # no other step of Megatron's has temporaries
-        step = facts.matrix_step_bytes * matrices.largest
+        step = facts.step.matrix_step_bytes * matrices.largest
         padding = matrices.dense_padding + matrices.expert_padding
     step = _updated_on_host(job, step, np.minimum(sharded, largest_parameter(job, rows)))
     return States(
         parameters=_resting(job, rows, counts, dense_group, expert_group)
         + _gathered(job, rows, counts, dense_group, expert_group)
         + _second_shards(job, rows, counts)
-        + facts.parameter_bytes * padding,
-        gradients=over_step.lasting + facts.gradient_bytes * padding,
+        + facts.states.parameter_bytes * padding,
+        gradients=over_step.lasting + facts.states.gradient_bytes * padding,
         optimizer=(1.0 - job.techniques.offload_optimizer)
         * (
-            _optimizer(job, rows, state_bytes(facts.optimizer_bytes, 1), whole)
+            _optimizer(job, rows, state_bytes(facts.states.optimizer_bytes, 1), whole)
             + _kept_by_context(job, rows, counts)
             - _saved_by_matrices(job, rows, trained, dense_group, expert_group)
         ),
@@ -116,7 +117,7 @@ def states(job: Job, rows: RankColumns) -> States:
         placed=_placed(job, rows, counts, trained, over_step.lasting, sharded),
         norm=norm,
         # the norm's copy is gone before the step flattens gradients, which then takes its place
-        flat=np.maximum(np.maximum(step, norm), np.where(dense_group > 1, facts.flat_bucket_bytes, 0.0)),
+        flat=np.maximum(np.maximum(step, norm), np.where(dense_group > 1, facts.step.flat_bucket_bytes, 0.0)),
     )
 
 
@@ -124,9 +125,9 @@ def _stepped_at_once(job: Job, rows: RankColumns, sharded: FloatColumn, group: F
     """Return the parameters of a rank's shard whose step has temporaries at the same time. ZeRO 3 steps one sub-group
     after the other; a sub-group ends with the parameter that makes it `sub_group_elements` long or longer
     (deepspeed/runtime/zero/stage3.py `_create_fp16_sub_groups` and `step`, 0.19.8; counted)."""
-    if job.facts.sub_group_elements is None:
+    if job.facts.zero.sub_group_elements is None:
         return sharded
-    longest = job.facts.sub_group_elements + largest_parameter(job, rows) / group
+    longest = job.facts.zero.sub_group_elements + largest_parameter(job, rows) / group
     return np.where(rows.layouts.zero_stage >= 3, np.minimum(sharded, longest), sharded)
 
 
@@ -144,21 +145,21 @@ def _placed(
     traced). Where only a share of it goes to the host, clones of the rest, first of the whole parameters and then of
     their shards, lie beside the buffers before there are activations."""
     facts, stage, chunks = job.facts, rows.layouts.zero_stage, rows.layouts.virtual_pipeline
-    whole = facts.parameter_bytes * (counts.dense + counts.expert)
-    if facts.placed_whole:
+    whole = facts.states.parameter_bytes * (counts.dense + counts.expert)
+    if facts.states.placed_whole:
         return np.where(stage >= 3, whole, 0.0)
-    if not facts.moved_to_buffers:
+    if not facts.states.moved_to_buffers:
         return np.zeros_like(whole)
-    experts = facts.parameter_bytes * trained.expert
-    before = facts.parameter_bytes * trained.dense - facts.gradient_bytes * trained.expert
+    experts = facts.states.parameter_bytes * trained.expert
+    before = facts.states.parameter_bytes * trained.dense - facts.states.gradient_bytes * trained.expert
     share = job.techniques.offload_optimizer
-    clones = facts.partly_offloaded_bytes * (1.0 - share) * (trained.dense + trained.expert + sharded)
+    clones = facts.states.partly_offloaded_bytes * (1.0 - share) * (trained.dense + trained.expert + sharded)
     moved = np.maximum(experts, before) / chunks
     return np.where(stage >= 1, whole + lasting + np.maximum(moved, clones if 0.0 < share < 1.0 else 0.0), 0.0)
 
 
 def _optimizer(job: Job, rows: RankColumns, sharded: FloatColumn, whole: FloatColumn) -> FloatColumn:
-    unsharded = job.facts.optimizer_bytes_unsharded
+    unsharded = job.facts.states.optimizer_bytes_unsharded
     return sharded if unsharded is None else np.where(rows.layouts.zero_stage == 0, unsharded * whole, sharded)
 
 
@@ -169,31 +170,32 @@ def _resting(
     `offload_parameters` ZeRO 3 keeps the shards on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
     dense, expert = adapter_parameters(job, rows)
     dense, expert = counts.dense + dense, counts.expert + expert
-    if job.facts.quantized is not None and job.facts.quantized.replaces_parameters:  # those rest as `_weight_copies`
+    quantized = job.facts.layer.quantized
+    if quantized is not None and quantized.replaces_parameters:  # those rest as `_weight_copies`
         weights, experts = _narrow_weights(job, rows)
         dense, expert = dense - weights, expert - experts
     sharded = dense / dense_group + expert / expert_group
     here = 0.0 if job.techniques.offload_parameters else 1.0
-    return job.facts.parameter_bytes * np.where(_in_shards(job, rows), here * sharded, dense + expert)
+    return job.facts.states.parameter_bytes * np.where(_in_shards(job, rows), here * sharded, dense + expert)
 
 
 def _second_shards(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:
     """Return the second shards of all parameters that ZeRO++ has: each is made as the parameter is released for the
     first time in a step, and kept to its end (deepspeed/runtime/zero/partition_parameters.py `_partition_param_sec`,
     0.19.8). Beside parameters on the host they are there too, but count as if they were on the device."""
-    ranks = job.facts.secondary_ranks
+    ranks = job.facts.zero.secondary_ranks
     if ranks <= 1:
         return np.zeros(len(rows))
     dense, expert = adapter_parameters(job, rows)
     parameters = counts.dense + counts.expert + dense + expert
     lay = rows.layouts
     shards = np.minimum(float(ranks), lay.tensor * lay.pipeline * lay.context * lay.data)
-    return np.where(rows.layouts.zero_stage >= 3, job.facts.parameter_bytes * parameters / shards, 0.0)
+    return np.where(rows.layouts.zero_stage >= 3, job.facts.states.parameter_bytes * parameters / shards, 0.0)
 
 
 def _in_shards(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
     """Whether the compute copy of the parameters rests in shards."""
-    shard_from = 3 if job.facts.full_sharding is None else job.facts.full_sharding.first_stage
+    shard_from = 3 if job.facts.states.full_sharding is None else job.facts.states.full_sharding.first_stage
     in_shards: NDArray[np.bool_] = rows.layouts.zero_stage >= shard_from
     return in_shards
 
@@ -202,7 +204,7 @@ def _updated_on_host(job: Job, step: FloatColumn, largest: FloatColumn) -> Float
     """Return the temporaries of a step of which a share runs on the host, where the backend's facts do not know of it:
     parameters come back in fp32 one after the other and are narrowed on the device
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py param_copy_back_gpu_hook, core 0.19)."""
-    share = job.techniques.offload_optimizer if job.facts.optimizer_bytes else 0.0
+    share = job.techniques.offload_optimizer if job.facts.states.optimizer_bytes else 0.0
     return (1.0 - share) * step + (MASTER_GRADIENT_BYTES * largest if share else 0.0)
 
 
@@ -218,8 +220,8 @@ def weight_versions(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
 
 def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:
     """Return what states sharded over data parallelism alone hold beyond those sharded over context ranks too."""
-    lay, more = rows.layouts, job.facts.optimizer_bytes_over_data
-    if not more or not job.facts.shard_over_context:
+    lay, more = rows.layouts, job.facts.states.optimizer_bytes_over_data
+    if not more or not job.facts.states.shard_over_context:
         return np.zeros(len(rows))
     once, all_ranks = lay.data.astype(np.float64), (lay.data * lay.context).astype(np.float64)
     return np.where(lay.zero_stage >= 1, more * counts.dense * (1.0 / once - 1.0 / all_ranks), 0.0)
@@ -227,7 +229,7 @@ def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> Flo
 
 def _matrices_whole(job: Job) -> bool:
     """Whether matrices lie whole in the shards of the optimizer: nobody freezes a part of the model beside them."""
-    return job.facts.matrices_whole and job.techniques.adapters is None and job.techniques.trained_layers is None
+    return job.facts.states.matrices_whole and job.techniques.adapters is None and job.techniques.trained_layers is None
 
 
 def _saved_by_matrices(
@@ -235,11 +237,11 @@ def _saved_by_matrices(
 ) -> FloatColumn:
     """Return what an optimizer with fewer states for matrices saves on the blocks' linear layers, or on their adapters,
     all of which are matrices. Where a rank has whole ones, what the fullest has decides."""
-    fewer = job.facts.matrix_states_spared_bytes
+    fewer = job.facts.states.matrix_states_spared_bytes
     if not fewer:
         return np.zeros(len(rows))
     if _matrices_whole(job):
-        whole, every = whole_matrices(job, rows), job.facts.optimizer_bytes
+        whole, every = whole_matrices(job, rows), job.facts.states.optimizer_bytes
         shards = np.where(rows.layouts.zero_stage >= 1, whole.dense / dense + whole.expert / expert, whole.updated)
         return every * shards - (every - fewer) * whole.updated
     weights, experts = trained.dense, trained.expert
@@ -255,7 +257,7 @@ def _weight_copies(job: Job, rows: RankColumns, dense_group: FloatColumn, expert
     caches its own, whole, even where the wider parameters it was made from rest in shards
     (transformer_engine/pytorch/module/ linear.py `_fp8_workspaces`, 2.20). Copies that replace the parameters rest in
     shards like those."""
-    quantized, sharding = job.facts.quantized, job.facts.full_sharding
+    quantized, sharding = job.facts.layer.quantized, job.facts.states.full_sharding
     if quantized is None:
         return np.zeros(len(rows))
     weights, experts = _narrow_weights(job, rows)
@@ -284,7 +286,7 @@ def _gathered(
     weight, which outlives the parameter's release (torch.nn.functional.linear, 2.13; counted in
     tests/frameworks/test_family_bytes.py)."""
     facts = job.facts
-    if facts.full_sharding is not None:
+    if facts.states.full_sharding is not None:
         return np.zeros(len(rows))
     dense, on_host = counts.dense, job.techniques.offload_parameters
     if job.techniques.adapters is not None:  # no backward pass reads a frozen embedding
@@ -294,16 +296,16 @@ def _gathered(
         return dense * ((dense_group > 1) | copied) + expert * ((expert_group > 1) | copied)
 
     whole = arriving(dense, counts.expert, on_host)
-    if facts.gathering is None:
+    if facts.zero.gathering is None:
         most = np.minimum(whole, counts.largest_layer)
     else:
         adapters, experts_adapters = adapter_parameters(job, rows)
         every = dense + adapters, counts.expert + experts_adapters
-        buffers = 0.0 if facts.gathering.sequential else arriving(*every, False)
+        buffers = 0.0 if facts.zero.gathering.sequential else arriving(*every, False)
         most = np.minimum(arriving(*every, on_host) + buffers, gathered_elements(job, rows))
-    if facts.gathered_weights_kept:
+    if facts.zero.gathered_weights_kept:
         most = np.where(rows.layouts.recompute == RECOMPUTE_FULL, most, np.maximum(whole, most))
-    return np.where(rows.layouts.zero_stage >= 3, facts.parameter_bytes * most, 0.0)
+    return np.where(rows.layouts.zero_stage >= 3, facts.states.parameter_bytes * most, 0.0)
 
 
 ROUNDING_BYTES = 8.0
@@ -316,12 +318,13 @@ def least_state_bytes(job: Job, layouts: LayoutColumns) -> FloatColumn:
     0."""
     rows = _whole_model(job, layouts)
     # buffers of whole matrices are padded stage by stage: what they hold at least grows with the layers
-    state = states(replace(job, facts=replace(job.facts, matrices_whole=False)), rows)
+    of_states = replace(job.facts.states, matrices_whole=False)
+    state = states(replace(job, facts=replace(job.facts, states=of_states)), rows)
     state_bytes = state.parameters + state.weight_copies + state.gradients + state.optimizer
     mean = np.bincount(rows.layout_index, weights=state_bytes, minlength=len(layouts)) / layouts.pipeline
     factor = job.correction.torch_factor
     torch = np.maximum(mean * factor - ROUNDING_BYTES * max(factor, 1.0), 0.0)
-    outside = max(job.facts.context_bytes + job.correction.outside_bytes, 0.0)
+    outside = max(job.facts.allocator.context_bytes + job.correction.outside_bytes, 0.0)
     return np.where(layouts.zero_stage < 3, torch + outside, 0.0)
 
 
@@ -362,13 +365,13 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
     what `gradient_bytes` says is there from start to end, and buckets as long as the activations are. With one, the
     buckets are ZeRO's: a single device makes and fills them too (counted on one rank, DeepSpeed 0.19.8)."""
     facts, stage = job.facts, rows.layouts.zero_stage
-    life = facts.gradient_life or ALWAYS
+    life = facts.zero.gradient_life or ALWAYS
     several = rows.microbatches > 1
 
     def bytes_of(table: ByStage, table_sharded: ByStage) -> FloatColumn:
         return by_stage(table, rows) * whole + by_stage(table_sharded, rows) * sharded
 
-    alive = by_stage(facts.backward_gradient_bytes, rows) * whole
+    alive = by_stage(facts.foreign.backward_gradient_bytes, rows) * whole
     accumulated = np.where(several, bytes_of(life.accumulated, life.accumulated_sharded), 0.0)
     # whole gradients of all that touches the rank's share: of the embedding table, where that is larger
     # (deepspeed/runtime/zero/stage_1_and_2.py `copy_grads_in_partition`, 0.19.8; traced)
@@ -376,21 +379,21 @@ def gradients(job: Job, rows: RankColumns, whole: FloatColumn, sharded: FloatCol
     earlier = np.where(several, by_stage(life.earlier_sharded, rows) * touched, 0.0)
     accumulated = np.maximum(accumulated, earlier)
     final = bytes_of(life.final, life.final_sharded)
-    flat = by_stage(life.flattened, rows) * np.minimum(final, facts.flat_bucket_bytes)
-    buckets = np.where(group > 1, facts.bucket_bytes, 0.0)
+    flat = by_stage(life.flattened, rows) * np.minimum(final, facts.step.flat_bucket_bytes)
+    buckets = np.where(group > 1, facts.zero.bucket_bytes, 0.0)
     before = last_bucket = buckets
-    if facts.gradient_life is not None:
+    if facts.zero.gradient_life is not None:
         before, buckets = _zero_buckets(job, rows)
         # the last is no larger than a bucket where all gradients are there: the first layer's norms
-        last_bucket = np.minimum(buckets, np.where(stage >= 3, buckets, facts.bucket_bytes))
-    transfer = by_stage(facts.host_transfer_bytes, rows) * _largest_trained(job, rows)
+        last_bucket = np.minimum(buckets, np.where(stage >= 3, buckets, facts.zero.bucket_bytes))
+    transfer = by_stage(facts.zero.host_transfer_bytes, rows) * _largest_trained(job, rows)
     return Gradients(
-        lasting=facts.gradient_bytes * np.where(stage >= 2, sharded, whole)
+        lasting=facts.states.gradient_bytes * np.where(stage >= 2, sharded, whole)
         + bytes_of(life.lasting, life.lasting_sharded),
         forward=alive + accumulated + before + transfer,
         backward=alive + accumulated + buckets + transfer,
         final=alive + final + earlier + last_bucket + flat + transfer,
-        step=np.where(stage >= 3, facts.lasting_bucket_bytes * facts.bucket_kept, 0.0) + transfer,
+        step=np.where(stage >= 3, facts.zero.lasting_bucket_bytes * facts.zero.bucket_kept, 0.0) + transfer,
     )
 
 
@@ -402,14 +405,14 @@ def _zero_buckets(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn
     keeps those of the first micro-batch to the last one's end (`_release_ipg_buffers`), unless it accumulates in fp32
     (BF16_Optimizer). 3 has one for good, and a flat copy of it (stage3.py `_setup_for_real_optimizer`). Traced.
     """
-    facts, stage = job.facts, rows.layouts.zero_stage
-    lasting, width = facts.lasting_bucket_bytes, facts.parameter_bytes
-    life = facts.gradient_life or ALWAYS
+    zero, stage = job.facts.zero, rows.layouts.zero_stage
+    lasting, width = zero.lasting_bucket_bytes, job.facts.states.parameter_bytes
+    life = zero.gradient_life or ALWAYS
     from_first = (stage == 1) & (rows.microbatches > 1) & (by_stage(life.lasting, rows) == 0.0)
-    before = np.where(stage >= 3, lasting * facts.bucket_kept, np.where(from_first, facts.bucket_bytes - lasting, 0.0))
+    before = np.where(stage >= 3, lasting * zero.bucket_kept, np.where(from_first, zero.bucket_bytes - lasting, 0.0))
     largest = _largest_trained(job, rows) if lasting else np.zeros(len(rows))
-    copied = facts.bucket_bytes + np.maximum(width * largest - lasting, 0.0)
-    copied = copied + facts.widened_bucket_bytes * np.maximum(largest, lasting / width)
+    copied = zero.bucket_bytes + np.maximum(width * largest - lasting, 0.0)
+    copied = copied + zero.widened_bucket_bytes * np.maximum(largest, lasting / width)
     return before, np.where(stage >= 3, 2.0 * lasting, np.where(stage >= 1, copied, 0.0))
 
 
@@ -429,7 +432,7 @@ def gathered_parameters(
     `_fully_shard/_fsdp_state.py` (root) and `_runtime_utils.py` `_post_forward_reshard`, 2.13; Megatron-FSDP releases
     unit modules alone (megatron_fsdp.py `_post_forward`, core 0.19).
     """
-    sharding = job.facts.full_sharding
+    sharding = job.facts.states.full_sharding
     if sharding is None:
         return np.zeros(len(rows))
     blocks, block = _sharded_blocks(job, rows, dense_group, expert_group)
@@ -450,7 +453,7 @@ def unreduced_gradients(
     their way through the reduction, and the head's, which is reduced with the root group at the end. Where a pipeline
     rank reduces once a step, its blocks accumulate whole gradients in the data type they are reduced in
     (`_fsdp_param.py` `to_accumulated_grad_if_needed`, torch 2.13)."""
-    sharding = job.facts.full_sharding
+    sharding = job.facts.states.full_sharding
     if sharding is None:
         return np.zeros(len(rows))
     blocks, block = _sharded_blocks(job, rows, dense_group, expert_group)

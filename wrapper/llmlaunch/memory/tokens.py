@@ -35,4 +35,4 @@ def layer_input(job: Job, rows: RankColumns) -> FloatColumn:
 def hidden_bytes(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of one residual stream for one micro-batch, in the format of activations."""
     share = tokens(job, rows) / sequence_split(job, rows)
-    return share * job.facts.activation_bytes * job.shape.hidden_size
+    return share * job.facts.layer.activation_bytes * job.shape.hidden_size

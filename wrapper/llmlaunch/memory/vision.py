@@ -53,7 +53,7 @@ def encoder_activations(job: Job, rows: RankColumns) -> FloatColumn:
     if encoder is None:
         return np.zeros(len(rows))
     vision = encoder.vision
-    e, h = job.facts.activation_bytes, vision.hidden_size
+    e, h = job.facts.layer.activation_bytes, vision.hidden_size
     # of each projector the output of its norm, and what goes into its activation and comes out of it
     projected = vision.projectors * (e * h + 2.0 * e * h / rows.tensor)
     last = e * h + 2.0 * FP32_BYTES  # what the last projector's norm reads; others read inputs of blocks
@@ -69,7 +69,7 @@ def _saved_by_layers(job: Job, rows: RankColumns, encoder: Encoder) -> FloatColu
     first ones alone, as many as of the decoder's layers (modelling_qwen3_vl/transformer_block.py
     _checkpointed_forward, Megatron-Bridge 0.6)."""
     vision, whole = encoder.vision, encoder.saved_by_layer(job_columns(job, rows.layouts))
-    inputs = job.facts.activation_bytes * vision.hidden_size
+    inputs = job.facts.layer.activation_bytes * vision.hidden_size
     again: FloatColumn | float = vision.depth
     if job.techniques.recompute_method == "block":
         count = rows.layouts.recompute_layers
@@ -86,10 +86,10 @@ def encoder_backward(job: Job, rows: RankColumns) -> FloatColumn:
     if encoder is None:
         return np.zeros(len(rows))
     vision = encoder.vision
-    e, h = job.facts.activation_bytes, vision.hidden_size
+    e, h = job.facts.layer.activation_bytes, vision.hidden_size
     width = h if vision.frozen else vision.ffn_hidden_size  # a projector is as wide inside, for each patch
-    kept = job.facts.attention_scores_saved and not vision.frozen
-    scores = job.facts.score_gradient_bytes * encoder.scores if kept else 0.0
+    kept = job.facts.attention.attention_scores_saved and not vision.frozen
+    scores = job.facts.attention.score_gradient_bytes * encoder.scores if kept else 0.0
     gradients = e * 2.0 * h + (e * 2.0 * width + scores) / rows.tensor
     gradients = gradients + e * vision.projectors * job.shape.hidden_size / vision.merge_size**2
     again = 0.0 if vision.frozen else encoder.saved_by_layer(job_columns(job, rows.layouts)) * _group(job, rows, vision)

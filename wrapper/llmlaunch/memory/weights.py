@@ -57,7 +57,7 @@ class RankParameters:
 @once_for_rows
 def vocabulary(job: Job, rows: RankColumns) -> FloatColumn:
     """Rows of the embedding table, padded as the backend pads them, before the division by tensor."""
-    if not job.facts.pad_vocabulary:
+    if not job.facts.states.pad_vocabulary:
         return np.full(len(rows), float(job.shape.vocab_size))
     multiple = 128.0 * rows.tensor
     return np.ceil(job.shape.vocab_size / multiple) * multiple
@@ -76,7 +76,7 @@ def tables(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """Return the elements of the embedding table and of the head on one device."""
     whole = vocabulary(job, rows) * job.shape.hidden_size
     split = whole / rows.tensor
-    embedding = whole if job.facts.embedding_whole else split
+    embedding = whole if job.facts.states.embedding_whole else split
     return embedding, embedding if job.shape.tied_embeddings else split
 
 
@@ -178,7 +178,7 @@ def largest_matrices(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
             expert = np.maximum(expert, np.where(here, size, 0.0))
         elif matrix.linear:
             widest = max((part.columns for part in matrix.parts), default=0.0) / matrix.outputs
-            share = widest if job.facts.projections_apart else 1.0
+            share = widest if job.facts.states.projections_apart else 1.0
             dense = np.maximum(dense, np.where(here, share * layers.of_ranks(matrix.elements_on_device(c)), 0.0))
     return dense, expert
 
@@ -252,7 +252,7 @@ def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tup
     if job.techniques.adapters is None:
         return np.zeros(len(rows)), np.zeros(len(rows))
     layers = layers_of(job, rows)
-    (dense, expert), fused = _adapters_by_kind(job, layers.columns, frozen), job.facts.adapters_fused
+    (dense, expert), fused = _adapters_by_kind(job, layers.columns, frozen), job.facts.adapters.adapters_fused
     totals = [rows.sum_of(layers.by_group(each)) for each in (dense, expert)]
     if fused and job.shape.mtp_num_layers:
         modules = np.where(np.equal(rows.rank, head_rank(job, rows.layouts)), job.shape.mtp_modules, 0)
@@ -268,7 +268,7 @@ def layer_adapters(job: Job, rows: RankColumns) -> list[FloatColumn]:
 
 
 def _adapters_by_kind(job: Job, c: LayerColumns, frozen: bool) -> tuple[list[Size], list[Size]]:
-    count = _fused_pairs if job.facts.adapters_fused else _pairs
+    count = _fused_pairs if job.facts.adapters.adapters_fused else _pairs
     kinds = model_of(job.shape).kinds
     dense, expert = (
         [count(job, c, [each for each in layer.matrices if each.of_experts == experts], frozen) for layer in kinds]

@@ -37,8 +37,8 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     where it branches; in eager autograd it is also the gradient of the block's output."""
     layers = layers_of(job, rows)
     c, hidden = layers.columns, job.shape.hidden_size
-    more = hidden if job.facts.branch_gradients_apart else 0
-    stream = job.facts.activation_bytes * c.tokens * (job.shape.stream_width + more) / c.sequence_split
+    more = hidden if job.facts.layer.branch_gradients_apart else 0
+    stream = job.facts.layer.activation_bytes * c.tokens * (job.shape.stream_width + more) / c.sequence_split
     backward = layers.backward(partial(_last_kind, job, rows), kept_by_kind(job, layers))
     return np.asarray(layers.of_ranks(stream) + rows.most_of(backward))
 
@@ -119,12 +119,12 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     n, t = tokens(job, rows), rows.tensor
     head = head_matrix(job, rows)
     wide = vocabulary(job, rows) / logits_split(job, rows)
-    logits = n * loss_piece(job, rows) * job.facts.logit_gradient_bytes * wide
-    no_temporary = job.facts.weight_gradient_fused or job.techniques.adapters is not None
-    weight = 0.0 if no_temporary else job.facts.parameter_bytes * head
-    if job.facts.fused_loss is not None:
-        weight = job.facts.fused_loss.kept_weight_bytes * head
-    gathered = job.facts.activation_bytes * n * job.shape.hidden_size * (1.0 + 1.0 / t)
+    logits = n * loss_piece(job, rows) * job.facts.loss.logit_gradient_bytes * wide
+    no_temporary = job.facts.layer.weight_gradient_fused or job.techniques.adapters is not None
+    weight = 0.0 if no_temporary else job.facts.states.parameter_bytes * head
+    if job.facts.loss.fused_loss is not None:
+        weight = job.facts.loss.fused_loss.kept_weight_bytes * head
+    gathered = job.facts.layer.activation_bytes * n * job.shape.hidden_size * (1.0 + 1.0 / t)
     return np.where(rows.last, logits + weight + gathered, 0.0)
 
 
@@ -133,11 +133,11 @@ def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
     stub for every distinct shape of weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and
     Megatron core one for the head (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept.
     Frozen weights have none: with adapters they are those of the adapters, of which few are alike."""
-    if not (job.facts.weight_gradient_fused and job.facts.weight_gradient_stubs):
+    if not (job.facts.layer.weight_gradient_fused and job.facts.layer.weight_gradient_stubs):
         return np.zeros(len(rows))
-    if job.techniques.adapters is not None and job.facts.adapters_fused:
-        return job.facts.parameter_bytes * rows.most_of(layer_adapters(job, rows))
-    return job.facts.parameter_bytes * (distinct_matrices(job, rows) + projection(job, rows))
+    if job.techniques.adapters is not None and job.facts.adapters.adapters_fused:
+        return job.facts.states.parameter_bytes * rows.most_of(layer_adapters(job, rows))
+    return job.facts.states.parameter_bytes * (distinct_matrices(job, rows) + projection(job, rows))
 
 
 def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
@@ -148,17 +148,18 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
     `sequence_gather`: the largest all-gather of sequence parallelism or of expert parallelism's tokens
     (megatron/core/utils.py GlobalMemoryBuffer); Transformer Engine's linears bring their own, which they free.
     """
-    facts, h, n, none = job.facts, job.shape.hidden_size, tokens(job, rows), np.zeros(len(rows))
+    layer, exchange = job.facts.layer, job.facts.exchange
+    h, n, none = job.shape.hidden_size, tokens(job, rows), np.zeros(len(rows))
     buffers = {"user_buffers": none, "sequence_gather": none, "pipeline_buffers": none}
     split = rows.layouts.sequence_parallel > 0
-    if facts.user_buffers:
-        buffers["user_buffers"] = np.where(split, facts.user_buffers * facts.linear_input_bytes * n * h, 0.0)
-    if facts.sequence_gather != "none":
-        keeps = split if facts.sequence_gather == "all" else split & rows.last
+    if exchange.user_buffers:
+        buffers["user_buffers"] = np.where(split, exchange.user_buffers * layer.linear_input_bytes * n * h, 0.0)
+    if exchange.sequence_gather != "none":
+        keeps = split if exchange.sequence_gather == "all" else split & rows.last
         gathered = np.maximum(np.where(keeps, n, 0.0), _gathered_tokens(job, rows))
-        buffers["sequence_gather"] = facts.activation_bytes * h * gathered
-    if facts.pipeline_buffers:
-        stream = facts.activation_bytes * n * job.shape.stream_width
+        buffers["sequence_gather"] = layer.activation_bytes * h * gathered
+    if exchange.pipeline_buffers:
+        stream = layer.activation_bytes * n * job.shape.stream_width
         if job.techniques.heads_before_loss:  # whose outputs travel to the stage of the loss beside the decoder's
             between = rows.last | (rows.rank == head_rank(job, rows.layouts))
             stream = stream * np.where(between, 1.0 + job.shape.mtp_num_layers, 1.0)
@@ -180,12 +181,12 @@ def recorded_gathers(job: Job, rows: RankColumns) -> FloatColumn:
     them; and the host is a forward pass ahead of it."""
     layers = layers_of(job, rows)
     branches = rows.sum_of(layers.by_group([float(len(layer.branches)) for layer in layers.model.kinds]))
-    each = job.facts.activation_bytes * job.shape.hidden_size * tokens(job, rows)
+    each = job.facts.layer.activation_bytes * job.shape.hidden_size * tokens(job, rows)
     gathered = branches / rows.layouts.virtual_pipeline * each
     return np.where(rows.layouts.sequence_parallel > 0, gathered, 0.0)
 
 
 def _exchanges(job: Job, rows: RankColumns) -> FloatColumn | float:
     """Return the number of buffers for what pipeline ranks send each other."""
-    every = rows.microbatches.astype(np.float64) if job.facts.pipeline_buffers_by_microbatch else 1.0
-    return every * job.facts.pipeline_buffers
+    every = rows.microbatches.astype(np.float64) if job.facts.foreign.pipeline_buffers_by_microbatch else 1.0
+    return every * job.facts.exchange.pipeline_buffers

@@ -188,8 +188,8 @@ class _Table:
         chunks = pinned_numbers(setting.recipe, "virtual_pipeline")
         self._interleaved = not chunks or max(chunks) > 1
         facts, self._inner_limit_bytes = setting.job.facts, setting.limit.limit_bytes
-        if "neighbours" in facts.groups:  # of which the first rank has one
-            self._inner_limit_bytes += math.ceil(facts.communicator_bytes)
+        if "neighbours" in facts.exchange.groups:  # of which the first rank has one
+            self._inner_limit_bytes += math.ceil(facts.exchange.communicator_bytes)
         batches = np.maximum(splits.num_microbatches(setting.recipe.workload.global_batch_size), 1)
         self._most_microbatches = np.maximum(np.minimum(longest, batches), 1)
         ones = np.ones_like(longest)

@@ -232,7 +232,7 @@ def _baseline_note(job: Job, peak_kind: str, baseline_bytes: int | None) -> tupl
     if peak_kind != "resident":
         return ()
     where = "measured on this machine" if baseline_bytes is not None else "as on another machine; submit measures it"
-    return (f"an idle trainer takes {job.facts.context_bytes / GIB:.2f} GiB, {where}",)
+    return (f"an idle trainer takes {job.facts.allocator.context_bytes / GIB:.2f} GiB, {where}",)
 
 
 def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:

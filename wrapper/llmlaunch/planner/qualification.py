@@ -159,7 +159,7 @@ class _Sizing:
             return DEATH * limit.memory_bytes
         if self.trial.expectation == TIGHT:
             return limit.memory_bytes - (1 - TIGHT_SHARE) * self._tight_room
-        idle = self.base.job.facts.context_bytes
+        idle = self.base.job.facts.allocator.context_bytes
         return idle + self.trial.fill * (limit.limit_bytes - idle)
 
     def best(self, earlier: Sequence[tuple[Layout, int, int]]) -> ChosenTrial:

@@ -95,7 +95,7 @@ def setting_of(
 def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None, correction: Correction) -> Job:
     facts = backend.facts(recipe)
     if baseline_bytes is not None:
-        facts = replace(facts, context_bytes=float(baseline_bytes))
+        facts = replace(facts, allocator=replace(facts.allocator, context_bytes=float(baseline_bytes)))
     on_cpu = recipe.cluster.accelerator.kind == "cpu"
     techniques = _without_offload(recipe.techniques) if on_cpu else recipe.techniques
     if techniques.swapped_share == SOLVED_SHARE:  # all of it, until a layout says how much

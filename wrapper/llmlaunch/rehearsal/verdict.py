@@ -220,9 +220,10 @@ def unseen_by_a_trace(job: Job, layout: Layout) -> tuple[Mapping[str, int], ...]
     off.
     """
     plain = replace(job, correction=NO_CORRECTION)
-    facts = replace(job.facts, workspace_bytes=max(job.facts.workspace_bytes - constant("workspace_bytes"), 0.0))
+    seen = max(job.facts.allocator.workspace_bytes - constant("workspace_bytes"), 0.0)
+    facts = replace(job.facts, allocator=replace(job.facts.allocator, workspace_bytes=seen))
     bare = replace(plain, facts=facts)
-    even = replace(bare, facts=replace(facts, expert_imbalance=1.0))
+    even = replace(bare, facts=replace(facts, mixture=replace(facts.mixture, expert_imbalance=1.0)))
     steps = [estimate(variant, layout).ranks for variant in (even, bare, plain, job)]
     unseen = []
     for ranks in zip(*steps, strict=True):

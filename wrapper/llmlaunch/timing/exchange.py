@@ -67,7 +67,7 @@ def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, layer: Layer
     AutoTP's matrices each reduce their input's gradient by themselves, and nothing runs beside
     (deepspeed/module_inject/layers.py ColumnParallel, 0.19.8)."""
     blocks = sum(block.collective_pairs for block in layer.blocks)
-    if job.facts.inputs_reduced_apart:
+    if job.facts.exchange.inputs_reduced_apart:
         reading = [
             len(matrix.parts)
             for block in layer.blocks
@@ -75,18 +75,19 @@ def tensor_passes(job: Job, at: SplitColumns, seconds: FloatColumn, layer: Layer
             if matrix.divided == OUTPUTS and not matrix.of_experts
         ]
         return TensorPasses(seconds, 2.0 * (blocks + float(sum(reading))), 0.0)
-    gather = 1.0 if job.facts.quantized is None else job.facts.quantized.input_bytes / job.facts.activation_bytes
+    narrow, width = job.facts.layer.quantized, job.facts.layer.activation_bytes
+    gather = 1.0 if narrow is None else narrow.input_bytes / width
     parallel = at.layouts.sequence_parallel > 0
     waited = blocks * np.where(parallel, 1.0 + 2.0 * gather, 2.0)
     beside = blocks * np.where(parallel, 1.0 + gather, 2.0)
-    if job.facts.user_buffers:
+    if job.facts.exchange.user_buffers:
         return TensorPasses(seconds, 0.0, waited + beside)
     return TensorPasses(seconds, waited, beside)
 
 
 def tensor_pass(job: Job, cluster: Cluster, at: SplitColumns) -> FloatColumn:
     """Return the seconds of gathering or scattering (tokens x hidden) over tensor parallelism."""
-    message = (job.facts.activation_bytes * job.shape.hidden_size) * at.tokens
+    message = (job.facts.layer.activation_bytes * job.shape.hidden_size) * at.tokens
     # sizes are few and links depend on nothing else: they are computed once for each size
     sizes = np.arange(1.0, float(at.tensor.max(initial=1.0)) + 1.0)
     unit, place = np.ones_like(sizes), at.layouts.tensor - 1
@@ -104,8 +105,8 @@ def context_exchange(
     for, as are the kernels of each step and the correction of partial results (Liu et al. 2023, Ring Attention, section
     3; transformer_engine/pytorch/attention/ context_parallel.py, 2.20). By all-to-all (DeepSpeed-Ulysses, Jacobs et al.
     2023, section 3), and around recurrences, heads are exchanged for sequence instead, and nothing hides it."""
-    c, e = at.context, job.facts.activation_bytes
-    if traffic.ring is None or job.facts.context_all_to_all:
+    c, e = at.context, job.facts.layer.activation_bytes
+    if traffic.ring is None or job.facts.attention.context_all_to_all:
         once = all_to_all(cluster, c, at.tensor, (e * traffic.exchanged) * at.share)
         return Work(once, once)
     steps = c - 1.0
@@ -125,7 +126,7 @@ def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns, mixture: Mixtu
     expert-tensor group; "allgather" gathers every token over both and scatters the sums; "flex" sends a token once to
     each NVLink domain that has any of its experts, where it is spread once to each device that has (DeepEP and
     HybridEP; megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py, core 0.19)."""
-    mine = (job.facts.activation_bytes * mixture.outer) * at.share
+    mine = (job.facts.layer.activation_bytes * mixture.outer) * at.share
     ep, etp = at.layouts.expert.astype(np.float64), at.layouts.expert_tensor.astype(np.float64)
     unit = np.ones(len(at))
     if job.techniques.token_dispatcher == "allgather":
@@ -144,7 +145,7 @@ def expert_exchange(job: Job, cluster: Cluster, at: SplitColumns, mixture: Mixtu
 def bytes_leaving_domain(job: Job, cluster: Cluster, at: SplitColumns, mixture: Mixture) -> FloatColumn:
     """Return the bytes that a device sends out of its NVLink domain to bring a micro-batch's tokens to their experts
     once; to bring them back takes as many."""
-    mine = (job.facts.activation_bytes * mixture.outer) * at.share
+    mine = (job.facts.layer.activation_bytes * mixture.outer) * at.share
     devices = (at.layouts.expert * at.layouts.expert_tensor).astype(np.float64)
     together = in_domain(cluster, devices, np.ones(len(at)))
     if job.techniques.token_dispatcher == "allgather":  # a ring, whose members in a domain share what leaves it
@@ -232,7 +233,7 @@ def paging(job: Job, at: SplitColumns, pace: DevicePace, mixture: Mixture, besid
     """Return what is waited for while the activations of experts are copied to pages and back, read and written each
     time on a stream of its own, beside all of the layer but its experts (megatron/core/transformer/moe/paged_stash.py,
     core 0.19). What pages in host memory take is not counted here."""
-    width = job.facts.linear_input_bytes * (mixture.outer + mixture.width)
+    width = job.facts.layer.linear_input_bytes * (mixture.outer + mixture.width)
     width += projected_bytes(at.layer, mixture.gated) * mixture.width
     once = (2.0 * width / pace.element_wise) * mixture.busiest_copies(at.layer)
     return Work(exposed(once, beside.forward), exposed(once, beside.backward))

@@ -101,9 +101,9 @@ def mixture_launches(job: Job, mixture: Mixture, local_experts: FloatColumn, oth
     """Return the kernels of a layer with so many experts on each device, and so many `others` of blocks."""
     forward, backward = (mine + others * each for mine, each in zip(MIXTURE_KERNELS, BLOCK_KERNELS, strict=True))
     modules = forward, backward
-    if job.facts.experts_fused:
+    if job.facts.mixture.experts_fused:
         unit = np.ones_like(local_experts)
         return MixtureLaunches(modules, (FUSED_EXPERT_KERNELS[0] * unit, FUSED_EXPERT_KERNELS[1] * unit))
-    each = EXPERT_KERNELS if job.facts.quantized is None else QUANTIZED_EXPERT_KERNELS
+    each = EXPERT_KERNELS if job.facts.layer.quantized is None else QUANTIZED_EXPERT_KERNELS
     more = BIASED_EXPERT_KERNELS if mixture.bias else (0.0, 0.0)
     return MixtureLaunches(modules, ((each[0] + more[0]) * local_experts, (each[1] + more[1]) * local_experts))

@@ -212,7 +212,7 @@ def _launched(job: Job, c: LayerColumns, layer: Layer) -> tuple[float, float]:
     if adapters is not None:
         beside = float(len(adapted(layer.matrices, adapters)))
         frozen = float(sum(len(matrix.parts) for matrix in layer.matrices))
-        more = job.facts.kernels.adapter
+        more = job.facts.layer.kernels.adapter
         forward, backward = forward + beside * more[0], backward + beside * more[1] - frozen
     again = MLP_SHARE * (max(block.matrix_reads(c) for block in layer.blocks) - 1.0)
     return forward + again * forward, backward + again * backward
@@ -318,7 +318,7 @@ def _beside_exchanges(
 
 def _chunks_again(job: Job, mlp: _Mlps) -> bool:
     """Whether a chunked MLP is recomputed before its backward pass (Luo et al. 2024, MsT)."""
-    return job.techniques.mlp_chunks > 1 and job.facts.mlp_chunks_recomputed and mlp.launches is None
+    return job.techniques.mlp_chunks > 1 and job.facts.layer.mlp_chunks_recomputed and mlp.launches is None
 
 
 def _tokens_again(job: Job, at: SplitColumns, forward: FloatColumn) -> FloatColumn:
@@ -345,7 +345,7 @@ def _launches(
 ) -> tuple[FloatColumn, FloatColumn]:
     """Return the seconds in which one host thread launches a layer's kernels that CUDA graphs do not hold; and those of
     gaps between kernels, or where the device would be done sooner, of what the host takes longer."""
-    captured = captured_share(job, job.facts.kernels.launched)
+    captured = captured_share(job, job.facts.layer.kernels.launched)
     gap = (1.0 - captured) * constant("kernel_seconds") + captured * constant("graph_kernel_seconds")
     host_seconds = pace.host_seconds_factor * constant("kernel_host_seconds") * (1.0 - captured)
     host = host_seconds * kernels + np.zeros_like(running)
@@ -358,7 +358,7 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, layer: Layer) ->
     bytes read and written through device memory. Norms and residual additions as the backend's kernels move them;
     fused, a gated activation reads 2 and writes 1 forward, reads 3 and writes 2 backward. Quantized linears cast their
     input forward and the gradient of their output backward."""
-    moved, e, c = job.facts.kernels, job.facts.activation_bytes / pace.element_wise, at.layer
+    moved, e, c = job.facts.layer.kernels, job.facts.layer.activation_bytes / pace.element_wise, at.layer
     norms = [each * e * sum(branch.norms * branch.hidden for branch in layer.branches) for each in moved.norm_elements]
     passes = []
     for each in range(2):
@@ -381,8 +381,8 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, layer: Layer) ->
             backward = ((2.0 * gates + 1.0 + moved.activation_elements[1]) * e) * activated
             activation = forward if activation is None else activation + forward
             passes = [passes[0] + forward, passes[1] + backward]
-        if job.facts.quantized is not None:
-            cast = [job.facts.quantized.cast_bytes / pace.element_wise * each for each in block.cast_elements(c)]
+        if job.facts.layer.quantized is not None:
+            cast = [job.facts.layer.quantized.cast_bytes / pace.element_wise * each for each in block.cast_elements(c)]
             passes = [passes[0] + cast[0], passes[1] + cast[1]]
     if activation is None:
         activation = np.zeros(len(at))
@@ -392,7 +392,7 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, layer: Layer) ->
 def _adapter_elements(job: Job, at: SplitColumns, adapters: Adapters, layer: Layer, each: int) -> FloatColumn:
     """Return the elements that element-wise kernels of a layer's adapters move, forward (0) or backward (1). Those
     beside experts see every copy of a token."""
-    moved, elements = job.facts.kernels, np.zeros(len(at))
+    moved, elements = job.facts.layer.kernels, np.zeros(len(at))
     for block in layer.blocks:
         for matrix, columns in adapted(block.matrices, adapters):
             rows = block.expert_rows(at.layer) / at.layer.expert_tensor if matrix.of_experts else at.share

@@ -253,7 +253,7 @@ def spilled_share(job: Job) -> float:
     stash = job.techniques.paged_stash
     if stash is None:
         return 0.0
-    return min(max(job.facts.expert_imbalance - stash.device_factor, 0.0), stash.host_factor)
+    return min(max(job.facts.mixture.expert_imbalance - stash.device_factor, 0.0), stash.host_factor)
 
 
 def moving_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns, layers: Sequence[Size]) -> FloatColumn:

@@ -85,7 +85,7 @@ class FormatPeaks:
 
 def peaks(job: Job, accelerator: Accelerator) -> FormatPeaks:
     """Return the peaks of the formats in which a job computes."""
-    table, quantized = accelerator.flops_per_second, job.facts.quantized
+    table, quantized = accelerator.flops_per_second, job.facts.layer.quantized
     wide = table.get(job.workload.precision) or table.get("bf16") or max(table.values())
     if quantized is None or "fp8" not in table:
         return FormatPeaks(wide, wide)
@@ -98,7 +98,7 @@ def pace(job: Job, cluster: Cluster) -> DevicePace:
     device = cluster.accelerator
     peak = peaks(job, device)
     wide = linear = of_generation("matrix_efficiency", device) * peak.wide
-    quantized = job.facts.quantized
+    quantized = job.facts.layer.quantized
     if quantized is not None and "fp8" in device.flops_per_second:
         if quantized.input_bytes < 1.0:
             linear = of_generation("four_bit_matrix_efficiency", device) * peak.linear
@@ -176,7 +176,7 @@ def rates(job: Job, pace: DevicePace, matrices: Sequence[Matrix], wide: bool = F
     and written (wgrad accumulation, megatron/core/tensor_parallel/layers.py, core 0.19). Frozen weights have none,
     sampled ones (WTA-CRS, Liu et al. 2023) are made of a share of the rows. `wide` products, and those that are not
     `narrow`, stay in the compute format."""
-    e, frozen = job.facts.activation_bytes, job.techniques.adapters is not None
+    e, frozen = job.facts.layer.activation_bytes, job.techniques.adapters is not None
     elements = whole = fixed = divided = multiplied = 0.0
     for matrix in matrices:
         undivided = _undivided(matrix)
@@ -204,7 +204,7 @@ def _undivided(matrix: Matrix) -> float:
 
 def seconds_of(job: Job, pace: DevicePace, work: BlockWork) -> Work:
     """Return the seconds of a block's work forward and backward."""
-    faster = constant("narrow_attention_speedup") if job.facts.attention_narrow else 1.0
+    faster = constant("narrow_attention_speedup") if job.facts.attention.attention_narrow else 1.0
     attention = faster * pace.attention_forward, faster * pace.attention_backward
     tail_rows = constant("attention_tail_rows"), pace.attention_backward_tail_rows
     slower = constant("element_wise_efficiency") / constant("permutation_efficiency")

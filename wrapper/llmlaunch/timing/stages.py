@@ -137,9 +137,9 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     vocabulary wide. A tiled loss repeats the forward product (Luo et al. 2024, MsT). A vision encoder runs before
     all."""
     shape, facts = job.shape, job.facts
-    hidden = facts.activation_bytes * shape.hidden_size / pace.element_wise
+    hidden = facts.layer.activation_bytes * shape.hidden_size / pace.element_wise
     exchange = 2.0 * one_pass
-    looked_up = 0.0 * one_pass if facts.embedding_whole else exchange
+    looked_up = 0.0 * one_pass if facts.states.embedding_whole else exchange
     # a table that is not trained has no backward pass
     trained = 0.5 if job.techniques.adapters is not None or job.techniques.trained_layers is not None else 1.0
     first = {"element_wise": (trained * 4.0 * hidden) * at.tokens, "tensor_parallel": trained * looked_up}
@@ -148,12 +148,13 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     vocabulary = float(shape.vocab_size)
     product = rates(job, pace, [Matrix(float(shape.hidden_size), (Part("", vocabulary),), OUTPUTS)], wide=True)
     head = product.work(at.tokens, at.share, at.per_tensor)
-    logit_traffic = (1.0 if facts.fused_loss is not None else 3.0) * (facts.logit_bytes + facts.logit_gradient_bytes)
+    passes = 1.0 if facts.loss.fused_loss is not None else 3.0
+    logit_traffic = passes * (facts.loss.logit_bytes + facts.loss.logit_gradient_bytes)
     if job.techniques.loss in ("native", "te"):  # nobody has measured Transformer Engine's, which moves fewer bytes
         logit_traffic = NATIVE_LOSS_BYTES
-    over = at.tokens if facts.logits_gathered else at.share
+    over = at.tokens if facts.loss.logits_gathered else at.share
     loss = (logit_traffic / pace.element_wise * vocabulary + 4.0 * hidden) * over
-    if facts.logits_gathered:
+    if facts.loss.logits_gathered:
         exchange = exchange + (vocabulary / shape.hidden_size) * one_pass
     last = {"matrix_products": head.both, "element_wise": loss, "tensor_parallel": exchange}
     if job.techniques.loss == "tiled":

@@ -107,7 +107,7 @@ def update_seconds(
     t, size = layouts.tensor.astype(np.float64), (layouts.data * layouts.context).astype(np.float64)
     apart = (layouts.expert * layouts.expert_tensor).astype(np.float64)
     experts = np.maximum(np.floor(t * size / apart), 1.0)
-    instances = np.where(zero == 1, job.facts.optimizer_instances, 1)
+    instances = np.where(zero == 1, job.facts.states.optimizer_instances, 1)
     gradient, parameter = travelling_bytes(job)
     dense = gradient * trained.dense, parameter * whole.dense
     expert = gradient * trained.expert, parameter * whole.expert
@@ -119,10 +119,10 @@ def update_seconds(
         gather = gather + parameter * (whole.dense / size + whole.expert / experts) / host_link_bytes_per_second(
             cluster
         )
-    shard_dense = np.where(zero > 0, size if job.facts.shard_over_context else layouts.data, 1) / instances
+    shard_dense = np.where(zero > 0, size if job.facts.states.shard_over_context else layouts.data, 1) / instances
     shard_expert = np.maximum(np.where(zero > 0, experts, 1) / instances, 1.0)
     mine = trained.dense / shard_dense + trained.expert / shard_expert
-    sharding, each = job.facts.full_sharding, zero >= 2
+    sharding, each = job.facts.states.full_sharding, zero >= 2
     if sharding is not None and sharding.keeps_stage:
         each = each & (layouts.pipeline == 1)
     sharded, two_versions = zero > 0, (job.techniques.weight_versions > 1) & (layouts.pipeline > 1)
@@ -134,8 +134,8 @@ def update_seconds(
         reduce_each=each,
         gather_each=each & (zero >= 3),
         gather_again=np.full(len(layouts), _trained_share(job)),
-        reduce_overlapped=(sharded & (each | (not job.facts.reduced_at_end))) | two_versions,
-        gather_overlapped=((zero >= 3) if job.facts.gathered_in_step else sharded) | two_versions,
+        reduce_overlapped=(sharded & (each | (not job.facts.foreign.reduced_at_end))) | two_versions,
+        gather_overlapped=((zero >= 3) if job.facts.zero.gathered_in_step else sharded) | two_versions,
         gather_hooked=zero >= 3,
     )
 
@@ -165,9 +165,9 @@ def _gather_of_second_shards(
     """Return the seconds of a gather among the ranks that share second shards of the parameters, from each parameter's
     first release in a step to its end (ZeRO++, Wang et al. 2023, section 4.2;
     deepspeed/runtime/zero/partition_parameters.py `all_gather_coalesced`, 0.19.8); `gather` where there are none."""
-    if job.facts.secondary_ranks <= 1 or job.techniques.offload_parameters:
+    if job.facts.zero.secondary_ranks <= 1 or job.techniques.offload_parameters:
         return gather
-    ranks = np.minimum(float(job.facts.secondary_ranks), (layouts.data * layouts.context).astype(np.float64))
+    ranks = np.minimum(float(job.facts.zero.secondary_ranks), (layouts.data * layouts.context).astype(np.float64))
     within = ring(links(cluster, ranks, layouts.tensor.astype(np.float64)), ranks, parameter_bytes)
     return np.where(layouts.zero_stage >= 3, np.minimum(within, gather), gather)
 
@@ -181,15 +181,15 @@ def _trained_share(job: Job) -> float:
 def travelling_bytes(job: Job) -> tuple[float, float]:
     """Return the bytes a parameter's gradient and the parameter itself are sent in. Gradients that come and go travel
     as they are made, in the precision of the computation."""
-    facts = job.facts
-    gradient = facts.gradient_bytes
-    if facts.full_sharding is not None:
-        gradient = facts.full_sharding.reduced_bytes
-    elif facts.gradient_life is not None:
-        gradient = facts.parameter_bytes
-    if facts.quantized is None or not facts.quantized.replaces_parameters:
-        return gradient, facts.parameter_bytes
-    four_bits = facts.quantized.input_bytes < 1.0
+    states, quantized = job.facts.states, job.facts.layer.quantized
+    gradient = states.gradient_bytes
+    if states.full_sharding is not None:
+        gradient = states.full_sharding.reduced_bytes
+    elif job.facts.zero.gradient_life is not None:
+        gradient = states.parameter_bytes
+    if quantized is None or not quantized.replaces_parameters:
+        return gradient, states.parameter_bytes
+    four_bits = quantized.input_bytes < 1.0
     return gradient, 0.5 if four_bits else 1.0
 
 
@@ -199,7 +199,7 @@ def most_parameters(job: Job, layouts: LayoutColumns) -> StageParameters:
     rows = candidate_ranks(job, layouts)
     counts = rank_parameters(job, rows)
     trained = trained_parameters(job, rows, counts)
-    if job.facts.matrices_whole:  # padding travels, too
+    if job.facts.states.matrices_whole:  # padding travels, too
         matrices = whole_matrices(job, rows)
         padded = replace(
             counts, dense=counts.dense + matrices.dense_padding, expert=counts.expert + matrices.expert_padding
@@ -211,7 +211,7 @@ def most_parameters(job: Job, layouts: LayoutColumns) -> StageParameters:
 def counted_by_stage(job: Job) -> bool:
     """Whether the parameters that travel depend on the ZeRO stage: buffers of whole matrices are padded where data
     parallelism shards the optimizer, and are not where every rank has all of it."""
-    return job.facts.matrices_whole
+    return job.facts.states.matrices_whole
 
 
 def _fullest(counts: RankParameters, index: NDArray[np.int64], count: int) -> RankParameters:
@@ -233,14 +233,15 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
     if job.techniques.offload_optimizer:
         rate = constant("host_optimizer_efficiency") * host_link(cluster).memory_bytes_per_second
         host = cluster.host_seconds_factor * HOST_OPTIMIZER_BYTES / rate
-        link = (job.facts.gradient_bytes + job.facts.parameter_bytes) / host_link_bytes_per_second(cluster)
+        states = job.facts.states
+        link = (states.gradient_bytes + states.parameter_bytes) / host_link_bytes_per_second(cluster)
         seconds = seconds + job.techniques.offload_optimizer * (host + link) * mine
     return np.asarray(seconds)
 
 
 def _orthogonalization(job: Job, cluster: Cluster, layouts: LayoutColumns) -> FloatColumn | float:
     """Return the seconds in which the slowest device of each layout orthogonalizes its matrices, in bf16."""
-    if not job.facts.matrices_whole:
+    if not job.facts.states.matrices_whole:
         return 0.0
     rows = candidate_ranks(job, layouts)
     most = np.zeros(len(layouts))
@@ -325,7 +326,7 @@ def _gather_host_seconds(passes: PassSeconds) -> FloatColumn:
     them before it runs forward and, where its layer is trained, again where it is recomputed and before it runs
     backward (deepspeed/runtime/zero/parameter_offload.py, 0.19.8)."""
     job, layouts = passes.job, passes.layouts
-    kernels, adapters = job.facts.kernels, job.techniques.adapters
+    kernels, adapters = job.facts.layer.kernels, job.techniques.adapters
     modules = kernels.gathered_modules * job.shape.num_layers / layouts.pipeline
     if adapters is not None:
         model = model_of(job.shape)

@@ -98,7 +98,7 @@ def _scores(job: Job, vision: Vision, pace: DevicePace, share: FloatColumn) -> W
     """Return the seconds of softmax(QK)V of one block: a patch attends to all patches of its image. Attention that is
     not fused reads and writes its scores as that of a decoder does (`SoftmaxAttention.sequence_work`)."""
     operations = 4.0 * vision.patches_per_image * vision.hidden_size * share
-    if job.facts.attention_scores_saved:
+    if job.facts.attention.attention_scores_saved:
         scores = float(vision.num_attention_heads * vision.patches_per_image) * share
         through = SCORE_PASSES * 2.0 / pace.element_wise * scores
         return Work(operations / pace.wide + through, 2.0 * operations / pace.wide + through)
@@ -108,7 +108,7 @@ def _scores(job: Job, vision: Vision, pace: DevicePace, share: FloatColumn) -> W
 def _element_wise(job: Job, vision: Vision, pace: DevicePace, patches: FloatColumn, share: FloatColumn) -> Work:
     """Return the seconds of one block's norms, additions, rotary positions and activation, as the backend's kernels of
     a decoder move them; GELU reads one and writes one forward, reads two and writes one backward."""
-    moved, each = job.facts.kernels, job.facts.activation_bytes / pace.element_wise
+    moved, each = job.facts.layer.kernels, job.facts.layer.activation_bytes / pace.element_wise
     h, passes = float(vision.hidden_size), []
     for direction, activated in enumerate((2.0, 3.0)):
         whole = (2.0 * moved.norm_elements[direction] + moved.stream_elements[direction]) * h
@@ -120,7 +120,7 @@ def _element_wise(job: Job, vision: Vision, pace: DevicePace, patches: FloatColu
 def _launches(job: Job, vision: Vision, pace: DevicePace, running: FloatColumn) -> FloatColumn:
     """Return the seconds of gaps between kernels, or what the host takes longer to launch them than they run; no CUDA
     graph holds them."""
-    forward, backward = job.facts.kernels.launched
+    forward, backward = job.facts.layer.kernels.launched
     kernels = vision.depth * (forward if vision.frozen else forward + backward)
     host = pace.host_seconds_factor * constant("kernel_host_seconds") * kernels
     return np.maximum(host - running, constant("kernel_seconds") * kernels)

@@ -43,12 +43,12 @@ def test_buckets_are_never_larger_than_the_model_and_the_estimate_counts_them(st
     assert small["stage"] == stage
     assert 1_000_000 <= small["reduce_bucket_size"] <= 8_600_000
     facts = DeepSpeed().facts(recipe)
-    assert facts.bucket_bytes >= small["reduce_bucket_size"] * facts.parameter_bytes
+    assert facts.zero.bucket_bytes >= small["reduce_bucket_size"] * facts.states.parameter_bytes
 
 
 def test_gradients_of_bf16_that_accumulate_in_fp32_are_counted() -> None:
     wide = recipe_of(GPU_RECIPE, "training.gradient_dtype=fp32")
-    gradient_life = DeepSpeed().facts(wide).gradient_life
+    gradient_life = DeepSpeed().facts(wide).zero.gradient_life
     assert gradient_life is not None
     assert gradient_life.lasting_sharded[3] == 4.0  # ZeRO 3, bytes per parameter
     assert "gradients-fp32-zero" in {rule.key for rule in DeepSpeed().rules(wide)}
@@ -134,8 +134,8 @@ def test_the_recipes_environment_wins_unless_it_contradicts() -> None:
 
 def test_on_a_cpu_nothing_of_a_gpu_is_counted() -> None:
     facts = DeepSpeed().facts(recipe_of(CPU_RECIPE))
-    assert (facts.workspace_bytes, facts.communicator_bytes) == (0.0, 0.0)
-    assert facts.context_bytes > 300e6  # the idle trainer
+    assert (facts.allocator.workspace_bytes, facts.exchange.communicator_bytes) == (0.0, 0.0)
+    assert facts.allocator.context_bytes > 300e6  # the idle trainer
 
 
 def test_fp16_is_for_gpus() -> None:

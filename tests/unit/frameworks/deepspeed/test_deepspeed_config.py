@@ -217,8 +217,8 @@ def test_deepseek_from_weights_is_taken(tmp_path: Path) -> None:
 
 def test_a_cap_on_scores_costs_the_scores_and_a_window_its_mask() -> None:
     plain, capped = (DeepSpeed().facts(recipe_for(model)) for model in ("gemma-7b", "gemma2-9b"))
-    assert not plain.attention_scores_saved
-    assert capped.attention_scores_saved
-    assert capped.logit_bytes == plain.logit_bytes + 2.0
+    assert not plain.attention.attention_scores_saved
+    assert capped.attention.attention_scores_saved
+    assert capped.loss.logit_bytes == plain.loss.logit_bytes + 2.0
     short, long = (DeepSpeed().facts(recipe_for("mistral-7b", f"training.sequence_length={n}")) for n in (4096, 8192))
-    assert long.workspace_bytes == short.workspace_bytes + 3.0 * 8192**2
+    assert long.allocator.workspace_bytes == short.allocator.workspace_bytes + 3.0 * 8192**2

@@ -57,7 +57,7 @@ def test_sizes_of_buckets_are_priced(recipe: Recipe) -> None:
     own = {"zero_optimization": {"reduce_bucket_size": 500_000_000, "stage3_max_live_parameters": 1000}}
     asked = with_settings(recipe, own)
     assert (bucket_elements(asked), live_parameters(asked)) == (500_000_000, 1000)
-    more = DeepSpeed().facts(asked).bucket_bytes - DeepSpeed().facts(recipe).bucket_bytes
+    more = DeepSpeed().facts(asked).zero.bucket_bytes - DeepSpeed().facts(recipe).zero.bucket_bytes
     assert more == 3 * 2 * (500_000_000 - bucket_elements(recipe))
 
 

@@ -93,7 +93,7 @@ def test_pipelines_are_searched_with_zero_0_and_1() -> None:
     assert plan.chosen is not None
     assert plan.chosen.layout.zero_stage == 1
     assert plan.chosen.layout.tensor == plan.chosen.layout.context == 1
-    assert DeepSpeed().facts(recipe).pipeline_buffers == 2
+    assert DeepSpeed().facts(recipe).exchange.pipeline_buffers == 2
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,6 @@ def test_a_script_whose_optimizer_may_not_be_fused_is_priced_with_its_temporary(
     kind: str, script_args: str, fused: bool
 ) -> None:
     recipe = recipe_for(kind, script_args=script_args)
-    assert DeepSpeed().facts(recipe).step_bytes_sharded[3] == (6.0 if fused else 8.0)
+    assert DeepSpeed().facts(recipe).step.step_bytes_sharded[3] == (6.0 if fused else 8.0)
     measured = render(recipe, Layout(data=16, zero_stage=3)).measurement
     assert measured["implementation"]["fused_optimizer"] is fused

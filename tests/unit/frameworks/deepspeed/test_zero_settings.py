@@ -20,6 +20,7 @@ from llmlaunch.models.presets import load_preset
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import update_seconds
+from support.changed_facts import changed
 
 BUCKET = 50_000_000
 NARROW = {"bf16": {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
@@ -80,14 +81,14 @@ def test_the_limits_of_gathering_are_those_of_the_file(recipe: Recipe) -> None:
         stage3_model_persistence_threshold=5,
         stage3_allgather_sequential=True,
     )
-    gathering = facts_of(own).gathering
+    gathering = facts_of(own).zero.gathering
     assert gathering is not None
     assert list(vars(gathering).values())[:6] == [1, 2, 3, 4, 5, True]
 
 
 def test_auto_is_what_the_trainer_fills_in(recipe: Recipe) -> None:
     auto = {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
-    gathering = facts_of(zero(recipe, **auto)).gathering
+    gathering = facts_of(zero(recipe, **auto)).zero.gathering
     assert gathering is not None
     assert (gathering.prefetch_elements, gathering.persistent_elements) == (int(0.9 * 4096**2), 40960)
 
@@ -102,8 +103,8 @@ def test_a_reuse_distance_above_the_live_parameters_costs_memory(recipe: Recipe)
 
 def test_buckets_follow_overlap_and_contiguous_gradients(recipe: Recipe) -> None:
     one = 2 * BUCKET
-    assert facts_of(recipe).bucket_bytes == 3 * one
-    assert facts_of(zero(recipe, overlap_comm=False)).bucket_bytes == 2 * one
+    assert facts_of(recipe).zero.bucket_bytes == 3 * one
+    assert facts_of(zero(recipe, overlap_comm=False)).zero.bucket_bytes == 2 * one
     kept, made = states_of(recipe), states_of(zero(recipe, contiguous_gradients=False))
     assert kept.forward[0] - made.forward[0] == kept.buckets[0] - made.buckets[0] == one
     assert kept.backward[0] == made.backward[0]
@@ -129,7 +130,7 @@ def test_narrow_optimizer_states_take_two_bytes_each(recipe: Recipe, stage: int,
     quiet = {"stage3_prefetch_bucket_size": 0, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
     own = with_settings(recipe, {**NARROW, "zero_optimization": quiet})
     state = states_of(own, Layout(data=16, zero_stage=stage))
-    without = replace(job_of(own), facts=replace(facts_of(own), gathering=None))
+    without = replace(job_of(own), facts=changed(facts_of(own), gathering=None))
     gathered = 0.0
     if stage == 3:
         rows = all_ranks(without, LayoutColumns.of([Layout(data=1, zero_stage=3)]))

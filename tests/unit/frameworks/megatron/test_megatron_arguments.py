@@ -292,7 +292,7 @@ def test_what_writes_beside_the_training_reads_whole_segments_and_has_a_context_
     assert backend.render(beside, LAYOUT).environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
     assert backend.render(saving(), LAYOUT).environment["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     alone, both = megatron_facts(), megatron_facts(MegatronOptions(async_save=True))
-    assert both.context_bytes == 2 * alone.context_bytes
+    assert both.allocator.context_bytes == 2 * alone.allocator.context_bytes
     assert both.host.process_bytes == 2 * alone.host.process_bytes
 
 

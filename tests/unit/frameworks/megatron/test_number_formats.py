@@ -105,17 +105,17 @@ HALF = OptimizerFormats(first_moment="bf16", second_moment="bf16")
 )
 def test_what_the_optimizer_weighs(options: MegatronOptions, lasting: float, step: float) -> None:
     facts = megatron_facts(options)
-    assert facts.optimizer_bytes == lasting
-    assert facts.step_bytes_sharded == (0.0, step, step, step)
-    assert facts.step_bytes == (step, 0.0, 0.0, 0.0)  # without the distributed optimizer: of all parameters
+    assert facts.states.optimizer_bytes == lasting
+    assert facts.step.step_bytes_sharded == (0.0, step, step, step)
+    assert facts.step.step_bytes == (step, 0.0, 0.0, 0.0)  # without the distributed optimizer: of all parameters
 
 
 def test_the_estimate_knows_what_is_rendered() -> None:
     narrow = MegatronLM().facts(recipe_of(NAME, HOPPER, "training.fp8=blockwise", PARAMETERS))
-    assert narrow.quantized is not None
-    assert narrow.quantized.replaces_parameters
-    assert MegatronLM().facts(recipe_of(NAME, HOPPER)).quantized is None
-    assert MegatronLM().facts(recipe_of(NAME, HOPPER, "training.optimizer={}")).optimizer_bytes == 10.0
+    assert narrow.layer.quantized is not None
+    assert narrow.layer.quantized.replaces_parameters
+    assert MegatronLM().facts(recipe_of(NAME, HOPPER)).layer.quantized is None
+    assert MegatronLM().facts(recipe_of(NAME, HOPPER, "training.optimizer={}")).states.optimizer_bytes == 10.0
 
 
 def test_a_runs_record_names_its_formats() -> None:

@@ -31,8 +31,8 @@ def rendered(layout: Layout, *overrides: str) -> Rendered:
 
 
 def test_learned_positions_are_placed_whole() -> None:
-    assert MegatronLM().facts(recipe_of("llama3-8b", PINNED, *GPT3)).placed_whole
-    assert not MegatronLM().facts(recipe_of("llama3-8b", PINNED)).placed_whole
+    assert MegatronLM().facts(recipe_of("llama3-8b", PINNED, *GPT3)).states.placed_whole
+    assert not MegatronLM().facts(recipe_of("llama3-8b", PINNED)).states.placed_whole
 
 
 def test_several_connections_even_with_tensor_parallelism() -> None:

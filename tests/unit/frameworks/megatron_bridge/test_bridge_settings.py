@@ -160,10 +160,10 @@ def test_attention_in_latents_has_layers_of_its_own_to_adapt() -> None:
 def test_an_adapter_keeps_its_input_in_the_compute_format() -> None:
     fp8 = on_bridge("llama3-8b", *ADAPTED, "training.fp8=tensorwise")
     wide, narrow = (MegatronBridge().facts(replace(fp8, techniques=each)) for each in (fp8.techniques, NO_TECHNIQUES))
-    assert (wide.linear_input_bytes, narrow.linear_input_bytes) == (2.0, 1.0)
-    assert wide.quantized is not None
-    assert narrow.quantized is not None
-    assert wide.quantized.weight_copy_bytes == narrow.quantized.weight_copy_bytes
+    assert (wide.layer.linear_input_bytes, narrow.layer.linear_input_bytes) == (2.0, 1.0)
+    assert wide.layer.quantized is not None
+    assert narrow.layer.quantized is not None
+    assert wide.layer.quantized.weight_copy_bytes == narrow.layer.quantized.weight_copy_bytes
 
 
 def test_a_search_offers_nothing_untried_beside_adapters() -> None:

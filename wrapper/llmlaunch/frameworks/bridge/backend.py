@@ -75,10 +75,11 @@ class MegatronBridge:
     def facts(self, recipe: Recipe) -> MemoryFacts:
         """Frozen linears keep no input of their own (transformer_engine/pytorch/module/linear.py, 2.20): the adapter
         beside one does, and multiplies in the compute format."""
-        facts = replace(MegatronLM().facts(recipe), adapters_fused=True)
-        if facts.quantized is None or recipe.techniques.adapters is None:
-            return facts
-        return replace(facts, quantized=replace(facts.quantized, input_bytes=facts.activation_bytes))
+        facts = MegatronLM().facts(recipe)
+        layer, adapters = facts.layer, replace(facts.adapters, adapters_fused=True)
+        if layer.quantized is not None and recipe.techniques.adapters is not None:
+            layer = replace(layer, quantized=replace(layer.quantized, input_bytes=layer.activation_bytes))
+        return replace(facts, layer=layer, adapters=adapters)
 
     def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
         """Raises UserError where one of the person's own settings contradicts the plan."""

@@ -122,7 +122,7 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         "without flash or fused attention (fp32, GPUs before Ampere), every row's scores are as many as the longest "
         "row's, which is not priced; remove it, or set training.precision: bf16",
         "transformer_engine/pytorch/attention/dot_product_attention/backends.py UnfusedDotProductAttention, 2.20",
-        lambda r: r.data.packed and MegatronLM().facts(r).attention_scores_saved,
+        lambda r: r.data.packed and MegatronLM().facts(r).attention.attention_scores_saved,
     ),
     Requirement(
         "packed-rows-stay-apart",

@@ -38,9 +38,8 @@ from llmlaunch.frameworks.deepspeed.facts import (
     loading_facts,
     resident_facts,
     script_facts,
-    shipped_facts,
-    with_family,
 )
+from llmlaunch.frameworks.deepspeed.family_facts import shipped_facts, with_family
 from llmlaunch.frameworks.deepspeed.own_settings import with_own_settings
 from llmlaunch.frameworks.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
@@ -98,7 +97,7 @@ class DeepSpeed:
         if recipe.backend.script is not None:
             facts = script_facts(facts, recipe.backend.script_kind)
         buckets = bucket_bytes(options.reduce_bucket_elements, precision, options.zero.overlap_comm)
-        facts = replace(facts, bucket_bytes=buckets)
+        facts = replace(facts, zero=replace(facts.zero, bucket_bytes=buckets))
         if recipe.backend.script is None:
             facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length)
         elif recipe.backend.script_kind in HUGGING_FACE_KINDS:

@@ -1,4 +1,4 @@
-"""What DeepSpeed with a Hugging Face model keeps in memory: its optimizer classes, and what model families add.
+"""What DeepSpeed with a Hugging Face model keeps in memory: its optimizer classes and kernels.
 
 Every row is bytes per parameter in a run on D data-parallel ranks, written (whole, sharded): whole + sharded / D. D
 counts the ranks of Ulysses sequence parallelism too; with AutoTP, parameters are those of one tensor rank. Rows marked
@@ -9,10 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llmlaunch.facts import NONE, FusedLoss, GradientLife, HostFacts, LayerKernels, MemoryFacts
+from llmlaunch.facts import (
+    NONE,
+    AdapterFacts,
+    AllocatorFacts,
+    AttentionFacts,
+    ExchangeFacts,
+    FusedLoss,
+    GradientLife,
+    HostFacts,
+    LayerFacts,
+    LayerKernels,
+    LossFacts,
+    MemoryFacts,
+    StateFacts,
+    StepFacts,
+    ZeroFacts,
+)
 from llmlaunch.frameworks.deepspeed.zero_settings import DEFAULT_SETTINGS, FP32_STATES, ZeroSettings
 from llmlaunch.memory.constants import constant
-from llmlaunch.models.shape import CLAMPED, ModelShape
 from llmlaunch.workload import ELEMENT_BYTES
 
 __all__ = [
@@ -32,8 +47,6 @@ __all__ = [
     "engine_of",
     "loading_facts",
     "script_facts",
-    "shipped_facts",
-    "with_family",
 ]
 
 
@@ -194,76 +207,130 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
     An AdamW that is not fused holds one more fp32 temporary of what it steps, the root of the second moments
     (torch/optim/adam.py `_multi_tensor_adam`, 2.13; counted).
     """
-    facts = _state_facts(options)
-    return _runtime_facts(_loss_facts(_activation_facts(facts, options), options), options)
+    rows = _engines(options)
+    return MemoryFacts(
+        backend="deepspeed",
+        version=VERSION,
+        source="; ".join(dict.fromkeys(row.where for row in rows)),
+        states=_states(options, rows),
+        step=_step(options, rows),
+        zero=_zero(options, rows),
+        layer=_layer(options),
+        attention=_attention(options),
+        loss=_loss(options),
+        # AutoTP (module_inject/layers.py LinearLayer, 0.19.8)
+        exchange=ExchangeFacts(
+            inputs_reduced_apart=True, groups=GROUPS, communicator_bytes=constant("communicator_bytes")
+        ),
+        allocator=AllocatorFacts(
+            workspace_bytes=constant("workspace_bytes"),
+            cache_share=constant("cache_share"),
+            context_bytes=constant("context_bytes"),
+            cut_checkpoints=not options.expandable_segments,
+        ),
+        host=_host(ELEMENT_BYTES[options.precision]),
+    )
 
 
-def _state_facts(options: DeepSpeedOptions) -> MemoryFacts:
-    """Parameters, gradients and optimizer states by ZeRO stage, and what the optimizer step adds to them."""
-    width = ELEMENT_BYTES[options.precision]
+def _engines(options: DeepSpeedOptions) -> list[Engine]:
+    """Return the optimizer class of each ZeRO stage."""
     rows = [engine_of(stage, options) for stage in range(4)]
     if not options.fused_optimizer:
         rows = [row if row.foreach_step is None else replace(row, step=row.foreach_step) for row in rows]
     if options.offloaded_share:
         rows[3] = _partly_offloaded(rows[3], options.offloaded_share)
-    # gradients of 1 and 2 that wait for the step are whole parameters', and their norm is taken in fp64
-    # (zero/stage_1_and_2.py `get_flat_partition`, `get_grad_norm_direct`, 0.19.8; traced)
-    whole_parameters = not options.offload_optimizer and options.accumulation != "fp32"
-    touched = (0.0, width, width, 0.0) if whole_parameters else NONE
-    return MemoryFacts(
-        backend="deepspeed",
-        version=VERSION,
-        source="; ".join(dict.fromkeys(row.where for row in rows)),
-        parameter_bytes=width,
+    return rows
+
+
+def _states(options: DeepSpeedOptions, rows: list[Engine]) -> StateFacts:
+    """Return parameters and optimizer states; gradients come and go, as `_zero` says."""
+    return StateFacts(
+        parameter_bytes=ELEMENT_BYTES[options.precision],
         gradient_bytes=0.0,
         optimizer_bytes=0.0 if rows[1].offload else float(rows[1].lasting[1]),
         optimizer_bytes_unsharded=float(rows[0].lasting[0] - rows[0].parameters),
-        gradient_life=_gradient_life(rows),
-        step_bytes=_column([row.step[0] for row in rows]),
-        step_bytes_sharded=_column([row.step[1] for row in rows]),
-        touched_gradient_bytes=touched,
-        gradient_norm_bytes=(0.0, FP64_BYTES, FP64_BYTES, 0.0) if whole_parameters else NONE,
-        # temp_grad_buffer_for_gpu_offload (zero/stage_1_and_2.py, 0.19.8; traced)
-        host_transfer_bytes=(0.0, width, width, 0.0) if options.offload_optimizer else NONE,
-        sub_group_elements=options.zero.sub_group_elements or SUB_GROUP_ELEMENTS,
-        flat_step=not options.expandable_segments,
         placed_whole=not options.split_from_start,
-        gathered_weights_kept=not options.zero.memory_efficient_linear,
-        secondary_ranks=options.zero.secondary_ranks,
-        gathering=options.zero.gathering,
-        host=_host(width),
+        pad_vocabulary=False,
+        projections_apart=True,
+        embedding_whole=True,  # AutoTP (module_inject/auto_tp.py _replace_module, 0.19.8)
     )
 
 
-def _activation_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
-    """What layers save for the backward pass, with and without Liger's kernels, AutoTP and Ulysses."""
-    return replace(
-        facts,
+def _step(options: DeepSpeedOptions, rows: list[Engine]) -> StepFacts:
+    """Return the temporaries of the optimizer step. Gradients of 1 and 2 that wait for the step are whole parameters',
+    and their norm is taken in fp64 (zero/stage_1_and_2.py `get_flat_partition`, `get_grad_norm_direct`, 0.19.8;
+    traced)."""
+    width = ELEMENT_BYTES[options.precision]
+    whole_parameters = not options.offload_optimizer and options.accumulation != "fp32"
+    return StepFacts(
+        step_bytes=_column([row.step[0] for row in rows]),
+        step_bytes_sharded=_column([row.step[1] for row in rows]),
+        touched_gradient_bytes=(0.0, width, width, 0.0) if whole_parameters else NONE,
+        gradient_norm_bytes=(0.0, FP64_BYTES, FP64_BYTES, 0.0) if whole_parameters else NONE,
+        flat_bucket_bytes=BUCKET_ELEMENTS * width,  # engine.py buffered_allreduce_fallback, 0.19.8: not configurable
+        flat_step=not options.expandable_segments,
+    )
+
+
+def _zero(options: DeepSpeedOptions, rows: list[Engine]) -> ZeroFacts:
+    """Return when gradients live, and what ZeRO reduces and gathers them and parameters with."""
+    width = ELEMENT_BYTES[options.precision]
+    return ZeroFacts(
+        gradient_life=_gradient_life(rows),
+        # 1 and 2 make one for every backward pass, or two, to fill one while the other is reduced (overlap_comm), and
+        # copy one to be reduced; 3 makes one for good, and a flat copy of it
+        bucket_bytes=bucket_bytes(options.reduce_bucket_elements, options.precision, options.zero.overlap_comm),
+        bucket_kept=options.zero.contiguous_gradients,
+        lasting_bucket_bytes=options.reduce_bucket_elements * width,
+        # seq_parallel_communication_data_type is fp32 unless set (runtime/constants.py, 0.19.8; traced)
+        widened_bucket_bytes=ELEMENT_BYTES["fp32"] if options.sequence_ranks > 1 and width < 4.0 else 0.0,
+        # temp_grad_buffer_for_gpu_offload (zero/stage_1_and_2.py, 0.19.8; traced)
+        host_transfer_bytes=(0.0, width, width, 0.0) if options.offload_optimizer else NONE,
+        sub_group_elements=options.zero.sub_group_elements or SUB_GROUP_ELEMENTS,
+        gathering=options.zero.gathering,
+        gathered_weights_kept=not options.zero.memory_efficient_linear,
+        secondary_ranks=options.zero.secondary_ranks,
+        gathered_in_step=True,  # zero/stage_1_and_2.py step, all_gather_dp_groups, 0.19.8
+    )
+
+
+def _layer(options: DeepSpeedOptions) -> LayerFacts:
+    """Return what norms, MLP and linears keep, with and without Liger's kernels."""
+    return LayerFacts(
         kernels=LIGER_KERNELS if options.liger else EAGER_KERNELS,
         activation_bytes=ELEMENT_BYTES[options.precision],
-        cut_checkpoints=not options.expandable_segments,
-        attention_scores_saved=options.eager_attention,
-        softmax_bytes=ELEMENT_BYTES["fp32"],
-        score_gradient_bytes=_eager_gradient_bytes(options.precision),
         gated_activation_fused=options.liger,
         gated_gradient_in_place=options.liger,
         norm_extra_bytes=0.0 if options.liger else 4.0,
         # LlamaRMSNorm (modeling_llama.py, transformers 5.23): five fp32 tensors of pow, mean and rsqrt (traced)
         norm_backward_bytes=0.0 if options.liger else 5.0 * ELEMENT_BYTES["fp32"],
         branch_gradients_apart=False,
-        # models/llama/modeling_llama.py LlamaRotaryEmbedding.forward, transformers 5.23 (traced)
-        rotary_bytes=2.0 * ELEMENT_BYTES[options.precision],
-        projections_apart=True,
         mlp_chunks_recomputed=True,  # TiledMLP (deepspeed/runtime/sequence_parallel/ulysses_sp.py, 0.19.8)
         # the one kept for the first backward and the two newest (activation_checkpointing/offload_activations.py,
         # keep_last_count and max_fwd_stash_count, 0.19.8)
         travelling_checkpoints=3.0,
+    )
+
+
+def _attention(options: DeepSpeedOptions) -> AttentionFacts:
+    """Return what attention keeps, under Ulysses where the sequence is split."""
+    return AttentionFacts(
+        attention_scores_saved=options.eager_attention,
+        softmax_bytes=ELEMENT_BYTES["fp32"],
+        score_gradient_bytes=_eager_gradient_bytes(options.precision),
+        # models/llama/modeling_llama.py LlamaRotaryEmbedding.forward, transformers 5.23 (traced)
+        rotary_bytes=2.0 * ELEMENT_BYTES[options.precision],
         context_all_to_all=True,
-        gathered_in_step=True,  # zero/stage_1_and_2.py step, all_gather_dp_groups, 0.19.8
-        # AutoTP (module_inject/auto_tp.py _replace_module, layers.py LinearLayer, 0.19.8)
-        embedding_whole=True,
-        logits_gathered=True,
-        inputs_reduced_apart=True,
+    )
+
+
+def _loss(options: DeepSpeedOptions) -> LossFacts:
+    width = ELEMENT_BYTES[options.precision]
+    return LossFacts(
+        logit_bytes=0.0 if options.liger else width + 12.0,
+        logit_gradient_bytes=0.0 if options.liger else width + 4.0,
+        fused_loss=FusedLoss(2.0 * width + 4.0, width, 2.0 * width) if options.liger else None,
+        logits_gathered=True,  # AutoTP (module_inject/layers.py LinearLayer, 0.19.8)
     )
 
 
@@ -278,38 +345,6 @@ def _eager_gradient_bytes(precision: str) -> float:
     if width == wide:
         return 2.0 * wide
     return wide + (width if precision == "fp16" else wide) - width
-
-
-def _loss_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
-    width = ELEMENT_BYTES[options.precision]
-    return replace(
-        facts,
-        logit_bytes=0.0 if options.liger else width + 12.0,
-        logit_gradient_bytes=0.0 if options.liger else width + 4.0,
-        fused_loss=FusedLoss(2.0 * width + 4.0, width, 2.0 * width) if options.liger else None,
-        pad_vocabulary=False,
-    )
-
-
-def _runtime_facts(facts: MemoryFacts, options: DeepSpeedOptions) -> MemoryFacts:
-    """Buckets of collectives, workspaces, allocator cache and context."""
-    width = ELEMENT_BYTES[options.precision]
-    return replace(
-        facts,
-        flat_bucket_bytes=BUCKET_ELEMENTS * width,  # engine.py buffered_allreduce_fallback, 0.19.8: not configurable
-        # 1 and 2 make one for every backward pass, or two, to fill one while the other is reduced (overlap_comm), and
-        # copy one to be reduced; 3 makes one for good, and a flat copy of it
-        bucket_bytes=bucket_bytes(options.reduce_bucket_elements, options.precision, options.zero.overlap_comm),
-        lasting_bucket_bytes=options.reduce_bucket_elements * width,
-        bucket_kept=options.zero.contiguous_gradients,
-        # seq_parallel_communication_data_type is fp32 unless set (runtime/constants.py, 0.19.8; traced)
-        widened_bucket_bytes=ELEMENT_BYTES["fp32"] if options.sequence_ranks > 1 and width < 4.0 else 0.0,
-        workspace_bytes=constant("workspace_bytes"),
-        cache_share=constant("cache_share"),
-        context_bytes=constant("context_bytes"),
-        communicator_bytes=constant("communicator_bytes"),
-        groups=GROUPS,
-    )
 
 
 def _host(width: float) -> HostFacts:
@@ -358,9 +393,10 @@ def script_facts(facts: MemoryFacts, kind: str) -> MemoryFacts:
     _exec_send_activations, 0.19.8). Adapters of another script are taken to be as `peft.get_peft_model` makes them, in
     fp32 whatever the model's type, and to drop out of their input."""
     if kind not in HUGGING_FACE_KINDS:
-        return replace(facts, pipeline_buffers=2)
-    kernels = replace(facts.kernels, adapter=WIDE_ADAPTER, adapter_input_elements=WIDE_ADAPTER_INPUTS)
-    return replace(facts, adapter_bytes=ELEMENT_BYTES["fp32"], adapter_dropout=True, kernels=kernels)
+        return replace(facts, exchange=replace(facts.exchange, pipeline_buffers=2))
+    kernels = replace(facts.layer.kernels, adapter=WIDE_ADAPTER, adapter_input_elements=WIDE_ADAPTER_INPUTS)
+    adapters = AdapterFacts(adapter_bytes=ELEMENT_BYTES["fp32"], adapter_dropout=True)
+    return replace(facts, layer=replace(facts.layer, kernels=kernels), adapters=adapters)
 
 
 FILE_BYTES = 5e9  # of a checkpoint file as `save_pretrained` cuts them (modeling_utils.py, transformers 4.57)
@@ -378,7 +414,7 @@ def loading_facts(facts: MemoryFacts, transformers: str = ASSUMED_TRANSFORMERS) 
     Under ZeRO 3 version 5 reads all files on rank 0, into one dictionary, while other ranks read shapes alone; 4.46 to
     4.57 read file by file on every rank. Without `zero.Init` each rank makes the whole model on the host and moves it
     (modeling_utils.py `_load_pretrained_model`, 5.23; `load_state_dict`, 4.57)."""
-    width = facts.parameter_bytes
+    width = facts.states.parameter_bytes
     whole = (width, width, width, 0.0)
     if transformers == "5":
         host = replace(facts.host, loading_bytes=whole, loading_first_bytes=(0.0, 0.0, 0.0, width))
@@ -392,63 +428,12 @@ def resident_facts(facts: MemoryFacts, baseline_bytes: float | None = None) -> M
     """Return the facts of a CPU-only machine, where the peak is resident memory: the idle trainer stands where a GPU
     has its context, nothing is held by drivers or communicators, and no caching allocator keeps pieces.
     `baseline_bytes` are those of the idle trainer on this machine; without them one measured elsewhere counts."""
-    return replace(
-        facts,
+    allocator = replace(
+        facts.allocator,
         workspace_bytes=0.0,
-        communicator_bytes=0.0,
         cache_share=constant("resident_cache_share"),
-        flat_step=False,
-        cut_checkpoints=False,
         context_bytes=constant("resident_baseline_bytes") if baseline_bytes is None else baseline_bytes,
+        cut_checkpoints=False,
     )
-
-
-def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
-    """Return the facts of the shipped script. Its loss frees the logits; left are the fp32 log-softmax, its gradient
-    and the gradient of its input (counted in a profile of the backward pass, torch 2.13)."""
-    return with_family(replace(facts, logit_bytes=12.0), shape, sequence_length)
-
-
-def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
-    """Return the facts of one model family in transformers 5.23; tests/frameworks/test_family_bytes.py counts each.
-
-    Gemma's norm, as GPT-OSS' and OLMo's, keeps what it normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's
-    is torch's own, which keeps nothing more, and its activation is written out (NewGELUActivation): three more results.
-    Experts are weighed by the router after they are done (MixtralExperts); DeepSeek's and GLM's router compute in fp32.
-    Where a part of each head may be turned, heads lie apart and are brought together before the projection
-    (apply_rotary_pos_emb of modeling_glm4_moe.py); Phi's queries, keys and values come of one linear. A cap on scores
-    has no fused attention (`_supports_sdpa` of Gemma 2), nor have sinks, whose softmax stays in the precision
-    (eager_attention_forward of modeling_gpt_oss.py); a cap on logits keeps what tanh puts out. A window shorter than
-    the sequence is a mask of s x s booleans, which torch's attention turns into numbers, and with a mask keys and
-    values are copied to every head (`use_gqa_in_sdpa`, integrations/sdpa_attention.py).
-    """
-    e = facts.activation_bytes
-    if shape.moe is not None:
-        wide = shape.mla is not None or shape.family == "glm4_moe"
-        facts = replace(facts, expert_output_weighted=True, router_input_bytes=4.0 if wide else 0.0)
-    if shape.mla is not None:
-        facts = replace(facts, key_values_expanded=True)
-    if shape.rotary_percent != 1.0 or shape.family == "phi3":
-        facts = replace(facts, attention_output_copied=True)
-    if shape.family == "phi3":
-        facts = replace(facts, mixed_projection_kept=True, projections_apart=False)
-    if shape.zero_centered_norm or shape.family in ("gpt_oss", "olmo3", "gemma4_text"):
-        facts = replace(facts, norm_extra_bytes=facts.norm_extra_bytes + max(4.0 - e, 0.0))
-    if shape.family == "gpt2":
-        facts = replace(facts, norm_extra_bytes=0.0, norm_backward_bytes=0.0, ungated_activation_bytes=3.0 * e)
-    if shape.attention_softcap is not None:
-        facts = replace(facts, attention_scores_saved=True, key_values_expanded=True)
-    if shape.attention_sinks:
-        # the gradient that leaves the softmax, zeros for those of the sinks and the sum of both (traced)
-        sinks = replace(facts, softmax_bytes=None, score_gradient_bytes=2.0 * e)
-        facts = replace(sinks, attention_scores_saved=True, key_values_expanded=True)
-    if shape.activation == CLAMPED:
-        facts = replace(facts, clamped_activation_bytes=3.0 * e)
-    if shape.logit_softcap is not None:
-        facts = replace(facts, logit_bytes=facts.logit_bytes + e)
-    window = shape.sliding_window
-    if window is None or window.tokens >= sequence_length:
-        return facts
-    masks = (1.0 + e) * float(sequence_length) ** 2
-    workspace = facts.workspace_bytes + masks
-    return replace(facts, key_values_expanded=True, windows_masked=True, workspace_bytes=workspace)
+    step, exchange = replace(facts.step, flat_step=False), replace(facts.exchange, communicator_bytes=0.0)
+    return replace(facts, step=step, exchange=exchange, allocator=allocator)

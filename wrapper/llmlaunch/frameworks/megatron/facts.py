@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llmlaunch.facts import DEFAULT_GROUPS, FullSharding, HostFacts, MemoryFacts, Quantized
+from llmlaunch.facts import (
+    DEFAULT_GROUPS,
+    AllocatorFacts,
+    AttentionFacts,
+    ExchangeFacts,
+    FullSharding,
+    HostFacts,
+    LayerFacts,
+    LossFacts,
+    MemoryFacts,
+    MixtureFacts,
+    Quantized,
+    StateFacts,
+    StepFacts,
+)
 from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats
 
@@ -113,87 +127,135 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
     NVIDIA's peaks fall evenly with the share, 47.2, 43.4, 39.6, 35.6 and 32.0 GB at 0, 25, 50, 75 and 100 % (Qwen3 30B
     on H100, optimizer offload card of Megatron-Bridge's skills, 2026-08).
     """
-    facts = _state_facts(options)
-    return _runtime_facts(_loss_facts(_activation_facts(facts, options), options), options)
-
-
-def _state_facts(options: MegatronOptions) -> MemoryFacts:
-    """Parameters, gradients and optimizer states, and what the optimizer step adds to them."""
-    width = ELEMENT_BYTES[options.precision]
-    gradients = ELEMENT_BYTES[options.gradient_dtype or ("fp32" if options.precision == "bf16" else options.precision)]
-    state_bytes = optimizer_bytes(options)
-    step = _gradient_copy(options, gradients) + _widened(options.optimizer)
+    states = _states(options)
+    checkpointed = states.optimizer_bytes if options.optimizer is None else WIDE_STATES
     return MemoryFacts(
         backend="megatron-lm",
         version=options.version,
         source="megatron/core/optimizer and megatron/core/distributed, core 0.19",
-        parameter_bytes=width,
-        gradient_bytes=gradients,
-        optimizer_bytes=state_bytes,
-        # Muon keeps an fp32 momentum alone for matrices that are not embedding or head, Adam's two moments for the rest
-        # (megatron/core/optimizer/muon.py, layer_wise_optimizer.py, core 0.19)
-        matrix_states_spared_bytes=4.0 if options.muon else 0.0,
-        matrices_whole=options.muon and options.matrices_whole,
-        matrix_step_bytes=MATRIX_STEP_BYTES if options.muon and options.matrices_whole else 0.0,
-        optimizer_instances=options.optimizer_instances,
-        optimizer_bytes_over_data=options.optimizer_bytes_over_data,
-        partly_offloaded_bytes=4.0,
-        step_bytes=(step, 0.0, 0.0, 0.0),
-        step_bytes_sharded=(0.0, step, step, step),
-        moved_to_buffers=True,
-        weight_gradient_fused=options.gradient_accumulation_fusion,
-        weight_gradient_stubs=options.transformer_engine,
-        quantized=_quantized(options),
-        host=_host(width, state_bytes if options.optimizer is None else WIDE_STATES, options),
+        states=states,
+        step=_step(options, states.gradient_bytes),
+        layer=_layer(options),
+        attention=_attention(options),
+        mixture=MixtureFacts(
+            router_bytes=ROUTER_BYTES,
+            router_last_bytes=ROUTER_LAST_BYTES,
+            router_scores_bytes=4.0,
+            fp32_router_experts=FP32_ROUTER_EXPERTS,
+            exchanges_held=True,
+            expert_imbalance=constant("expert_imbalance"),
+            experts_fused=options.experts_fused,
+        ),
+        loss=_loss(options),
+        exchange=_exchange(options),
+        allocator=_allocator(options),
+        host=_host(ELEMENT_BYTES[options.precision], checkpointed, options),
     )
 
 
-def _activation_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
-    """What layers save for the backward pass: attention, sequence parallelism, router and experts.
+def _states(options: MegatronOptions) -> StateFacts:
+    """Return parameters, gradients and optimizer states. Muon keeps an fp32 momentum alone for matrices that are not
+    embedding or head, Adam's two moments for the rest (megatron/core/optimizer/muon.py, layer_wise_optimizer.py, core
+    0.19)."""
+    gradients = options.gradient_dtype or ("fp32" if options.precision == "bf16" else options.precision)
+    return StateFacts(
+        parameter_bytes=ELEMENT_BYTES[options.precision],
+        gradient_bytes=ELEMENT_BYTES[gradients],
+        optimizer_bytes=optimizer_bytes(options),
+        optimizer_bytes_over_data=options.optimizer_bytes_over_data,
+        optimizer_instances=options.optimizer_instances,
+        matrix_states_spared_bytes=4.0 if options.muon else 0.0,
+        matrices_whole=options.muon and options.matrices_whole,
+        partly_offloaded_bytes=4.0,
+        moved_to_buffers=True,
+    )
+
+
+def _step(options: MegatronOptions, gradients: float) -> StepFacts:
+    step = _gradient_copy(options, gradients) + _widened(options.optimizer)
+    return StepFacts(
+        step_bytes=(step, 0.0, 0.0, 0.0),
+        step_bytes_sharded=(0.0, step, step, step),
+        matrix_step_bytes=MATRIX_STEP_BYTES if options.muon and options.matrices_whole else 0.0,
+    )
+
+
+def _layer(options: MegatronOptions) -> LayerFacts:
+    """Return what norms, MLP and linears keep.
+
+    RMSNorm of the eager layers keeps its input in fp32, and what it normalized; silu(gate) is kept
+    (megatron/model/rms_norm.py, transformer.py ParallelMLP, core_v0.4.0). Gate and up of a clamped SwiGLU are clamped
+    outside the fused kernel, and put together again (megatron/core/fusions/fused_bias_geglu.py
+    weighted_bias_quick_geglu_impl, core 0.19; traced).
+    """
+    width = ELEMENT_BYTES[options.precision]
+    return LayerFacts(
+        activation_bytes=width,
+        quantized=_quantized(options),
+        gated_activation_fused=options.gated_activation_fused and not options.eager_layers,
+        clamped_activation_bytes=2.0 * width,
+        norm_extra_bytes=4.0 if options.eager_layers else 0.0,
+        stream_copy_bytes=_stream_copy(options),
+        weight_gradient_fused=options.gradient_accumulation_fusion,
+        weight_gradient_stubs=options.transformer_engine,
+    )
+
+
+def _attention(options: MegatronOptions) -> AttentionFacts:
+    """Return what attention keeps.
 
     Neither flash nor fused attention takes fp32 or runs before Ampere (transformer_engine/pytorch/attention/
     dot_product_attention/utils.py get_attention_backend, 2.20): the softmax of the scores is saved, and its backward
-    pass holds four more at once.
+    pass holds four more at once. The eager layers repeat keys and values for every query head
+    (megatron/model/transformer.py ParallelAttention, core_v0.4.0).
     """
-    width = ELEMENT_BYTES[options.precision]
     before_ampere = options.compute_capability is not None and options.compute_capability < AMPERE
     unfused = options.precision == "fp32" or before_ampere or options.unfused_attention
-    return replace(
-        facts,
-        activation_bytes=width,
-        # gate and up are clamped outside the fused kernel, and put together again
-        # (megatron/core/fusions/fused_bias_geglu.py weighted_bias_quick_geglu_impl, core 0.19; traced)
-        clamped_activation_bytes=2.0 * width,
+    return AttentionFacts(
         attention_scores_saved=unfused,
-        score_gradient_bytes=3.0 * width if unfused else 0.0,
-        sequence_gather="last" if options.transformer_engine else "all",
-        context_all_to_all=options.context_all_to_all,
-        router_bytes=ROUTER_BYTES,
-        router_last_bytes=ROUTER_LAST_BYTES,
-        exchanges_held=True,
-        fp32_router_experts=FP32_ROUTER_EXPERTS,
-        router_scores_bytes=4.0,
-        query_input_normed=options.version not in WITHOUT_QUERY_NORM,
-        expert_imbalance=constant("expert_imbalance"),
-        experts_fused=options.experts_fused,
-        # RMSNorm in fp32 keeps its input so, and what it normalized; silu(gate) is kept; keys and values are repeated
-        # for every query head (megatron/model/rms_norm.py, transformer.py ParallelMLP, ParallelAttention, core_v0.4.0)
-        gated_activation_fused=options.gated_activation_fused and not options.eager_layers,
-        norm_extra_bytes=4.0 if options.eager_layers else 0.0,
-        key_values_expanded=options.eager_layers,
-        encoder_attention_widths=4.0,
+        score_gradient_bytes=3.0 * ELEMENT_BYTES[options.precision] if unfused else 0.0,
         turns_by_layer=4.0,
+        encoder_attention_widths=4.0,
+        key_values_expanded=options.eager_layers,
+        query_input_normed=options.version not in WITHOUT_QUERY_NORM,
+        context_all_to_all=options.context_all_to_all,
     )
 
 
-def _loss_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
+def _loss(options: MegatronOptions) -> LossFacts:
     width = ELEMENT_BYTES[options.precision]
-    return replace(
-        facts,
+    return LossFacts(
         logit_bytes=width + _loss_bytes(options),
         kept_logit_bytes=width if options.loss == "te" else 4.0,
         logit_gradient_bytes=width,
         deferred_head_gradients=options.deferred_head_gradients,
+    )
+
+
+def _exchange(options: MegatronOptions) -> ExchangeFacts:
+    return ExchangeFacts(
+        sequence_gather="last" if options.transformer_engine else "all",
+        user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
+        streams_recorded=options.streams_recorded,
+        pipeline_buffers=1,
+        groups=GROUPS,
+        communicator_bytes=constant("communicator_bytes"),
+        exchange_peer_bytes=constant("exchange_peer_bytes"),
+        exchange_domain_devices=options.nvlink_domain_devices,
+    )
+
+
+def _allocator(options: MegatronOptions) -> AllocatorFacts:
+    """Return workspaces, allocator cache and context: what no tensor of the model accounts for."""
+    engine = _engine_workspace(options)
+    segments = "expandable" if options.expandable_segments else "whole"
+    return AllocatorFacts(
+        workspace_bytes=constant("workspace_bytes") + engine * (1.0 + 3.0 * options.tp_comm_overlap),
+        grouped_workspace_bytes=4.0 * engine,
+        cache_share=constant(f"cache_share_of_{segments}_segments"),
+        mixture_cache_share=constant("mixture_cache_share"),
+        context_bytes=constant("context_bytes") * (2.0 if options.async_save else 1.0),
+        whole_segments=not options.expandable_segments,
     )
 
 
@@ -206,29 +268,6 @@ def _loss_bytes(options: MegatronOptions) -> float:
         beside += WIDE_LOGIT_BYTES
     copied = options.precision != "fp32" and options.loss != "te"
     return beside if copied else max(beside - WIDE_LOGIT_BYTES, 0.0)
-
-
-def _runtime_facts(facts: MemoryFacts, options: MegatronOptions) -> MemoryFacts:
-    """Buffers, workspaces, allocator cache and context: what no tensor of the model accounts for."""
-    engine = _engine_workspace(options)
-    segments = "expandable" if options.expandable_segments else "whole"
-    return replace(
-        facts,
-        streams_recorded=options.streams_recorded,
-        user_buffers=USER_BUFFERS if options.tp_comm_overlap else 0,
-        pipeline_buffers=1,
-        stream_copy_bytes=_stream_copy(options),
-        workspace_bytes=constant("workspace_bytes") + engine * (1.0 + 3.0 * options.tp_comm_overlap),
-        grouped_workspace_bytes=4.0 * engine,
-        whole_segments=not options.expandable_segments,
-        cache_share=constant(f"cache_share_of_{segments}_segments"),
-        mixture_cache_share=constant("mixture_cache_share"),
-        context_bytes=constant("context_bytes") * (2.0 if options.async_save else 1.0),
-        communicator_bytes=constant("communicator_bytes"),
-        groups=GROUPS,
-        exchange_peer_bytes=constant("exchange_peer_bytes"),
-        exchange_domain_devices=options.nvlink_domain_devices,
-    )
 
 
 def _stream_copy(options: MegatronOptions) -> float:
@@ -348,29 +387,30 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
     parameters, narrow weights are Transformer Engine's cache, which knows of no unit.
     """
     base = megatron_facts(options)
-    copies = 0.0 if base.quantized is None else base.quantized.weight_copy_bytes
-    narrow = base.quantized is not None and base.quantized.replaces_parameters
+    states, quantized = base.states, base.layer.quantized
+    copies = 0.0 if quantized is None else quantized.weight_copy_bytes
+    narrow = quantized is not None and quantized.replaces_parameters
     linear_gradient_bytes = 0.0 if options.gradient_accumulation_fusion else ELEMENT_BYTES[options.precision]
+    sharding = FullSharding(
+        gathered_bytes=copies if narrow else states.parameter_bytes,
+        root_bytes=states.parameter_bytes,
+        gradient_bytes=linear_gradient_bytes,
+        reduced_bytes=states.gradient_bytes,
+        gathered_blocks=2.0,
+        gathered_elements=PREFETCHED_ELEMENTS,
+        reduced_blocks=2.0,
+        reduced_elements=QUEUED_ELEMENTS,
+        first_stage=3,
+        narrow_bytes=2.0 if options.fp8_recipe == "mxfp8" else 1.0,
+        narrow_scale_bytes=MXFP8_SCALE_BYTES if options.fp8_recipe == "mxfp8" else 0.0,
+    )
+    stubs = options.gradient_accumulation_fusion and base.layer.weight_gradient_stubs
     return replace(
         base,
         backend="megatron-fsdp",
         source="megatron/core/distributed/fsdp/src/megatron_fsdp, core 0.19",
-        moved_to_buffers=False,
-        whole_segments=False,  # no parameters lie apart before they move
-        cache_share=constant("cache_share"),  # its streams were not replayed
-        full_sharding=FullSharding(
-            gathered_bytes=copies if narrow else base.parameter_bytes,
-            root_bytes=base.parameter_bytes,
-            gradient_bytes=linear_gradient_bytes,
-            reduced_bytes=base.gradient_bytes,
-            gathered_blocks=2.0,
-            gathered_elements=PREFETCHED_ELEMENTS,
-            reduced_blocks=2.0,
-            reduced_elements=QUEUED_ELEMENTS,
-            first_stage=3,
-            narrow_bytes=2.0 if options.fp8_recipe == "mxfp8" else 1.0,
-            narrow_scale_bytes=MXFP8_SCALE_BYTES if options.fp8_recipe == "mxfp8" else 0.0,
-        ),
-        weight_gradient_fused=True,
-        weight_gradient_stubs=options.gradient_accumulation_fusion and base.weight_gradient_stubs,
+        states=replace(states, moved_to_buffers=False, full_sharding=sharding),
+        layer=replace(base.layer, weight_gradient_fused=True, weight_gradient_stubs=stubs),
+        # no parameters lie apart before they move; its streams were not replayed
+        allocator=replace(base.allocator, whole_segments=False, cache_share=constant("cache_share")),
     )

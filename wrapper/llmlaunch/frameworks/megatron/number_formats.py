@@ -194,14 +194,14 @@ Section = dict[str, object]
 def number_record(recipe: Recipe, facts: MemoryFacts) -> dict[str, Section]:
     """What a record's "optimizer" and "precision" sections say beyond the recipe's `precision`."""
     precision, numbers = recipe.workload.precision, recipe.training.numbers
-    optimizer: Section = {"gradient_dtype": "fp32" if facts.gradient_bytes == 4 else precision}
-    if facts.optimizer_instances > 1:
-        optimizer["optimizer_instances"] = facts.optimizer_instances
+    optimizer: Section = {"gradient_dtype": "fp32" if facts.states.gradient_bytes == 4 else precision}
+    if facts.states.optimizer_instances > 1:
+        optimizer["optimizer_instances"] = facts.states.optimizer_instances
     if recipe.training.muon:
         optimizer["name"] = "muon"
     if numbers.optimizer is not None:
         optimizer["state_dtype"] = f"{numbers.optimizer.first_moment}, {numbers.optimizer.second_moment}"
-        optimizer["state_bytes_per_parameter"] = facts.optimizer_bytes
+        optimizer["state_bytes_per_parameter"] = facts.states.optimizer_bytes
         optimizer["formats"] = asdict(numbers.optimizer)
     if numbers.narrow is None:
         return {"optimizer": optimizer}

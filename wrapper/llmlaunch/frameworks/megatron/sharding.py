@@ -62,7 +62,7 @@ def made_in_shards(shape: ModelShape) -> bool:
 def sharding_facts(recipe: Recipe, options: MegatronOptions) -> MemoryFacts:
     """What these words keep in memory."""
     facts = megatron_fsdp_facts(replace(options, gradient_accumulation_fusion=False))
-    return replace(facts, placed_whole=not made_in_shards(recipe.model))
+    return replace(facts, states=replace(facts.states, placed_whole=not made_in_shards(recipe.model)))
 
 
 CHECKPOINTS = "megatron/training/checkpointing.py"
