@@ -73,20 +73,22 @@ def test_few_groups_are_repeated_on_every_tensor_rank() -> None:
 def test_a_rank_has_the_matrices_of_its_own_parts_alone() -> None:
     mamba = Mamba("MM**--EE", 64)
     shape = replace(LLAMA3_8B, num_layers=8, mamba=mamba, moe=MoeShape(8, 2, 1024, 0, (0, 0, 0, 0, 0, 0, 1, 1)))
-    mixer = H * (mamba.projected_width + mamba.inner_width)
+    inner = 64 * 64
+    projected = inner + (inner + 2 * 8 * 128) + 64  # the gate, what is convolved, a step of each head
+    mixer = H * (projected + inner)
     attention, mlp, experts = H * 6144 + H * H, 3 * H * 14336, 3 * H * 1024
     assert distinct(shape) == [mixer, attention, mlp, experts]
     assert values(largest_matrices, shape) == [
-        [H * mamba.projected_width, H * 6144, 2 * H * 14336, 0],
+        [H * projected, H * 6144, 2 * H * 14336, 0],
         [0, 0, 0, 8 * 2 * H * 1024],
     ]
 
 
 def test_delta_nets_have_their_own() -> None:
-    linear = LinearAttention(4, 32, 128)
-    shape = replace(LLAMA3_8B, num_layers=8, linear_attention=linear)
-    nets = H * (linear.projected_width + linear.value_width)
-    both = H * 6144 + (0 if linear.value_width == 4096 else H * H)
+    shape = replace(LLAMA3_8B, num_layers=8, linear_attention=LinearAttention(4, 32, 128))
+    keys, values_ = 32 * 128, 128 * 128
+    nets = H * ((2 * keys + values_) + values_ + 2 * 128 + values_)
+    both = H * 6144 + H * H
     assert distinct(shape) == [x + 3 * H * 14336 for x in (nets, nets + both, nets, nets + both)]
 
 

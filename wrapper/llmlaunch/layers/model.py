@@ -1,11 +1,10 @@
-"""A model as a run-length list of layers: the one place that makes blocks of a model's shape."""
+"""A model as a list of layers: the one place that makes blocks of a model's shape."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property, lru_cache
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -37,11 +36,6 @@ class Model:
     kinds: tuple[Layer, ...]
     order: tuple[int, ...]
     predicts: tuple[int, ...] = ()
-
-    @property
-    def runs(self) -> tuple[tuple[Layer, int], ...]:
-        """The layers in order, and how many times each follows itself."""
-        return tuple((self.kinds[kind], len(list(run))) for kind, run in groupby(self.order))
 
     @cached_property
     def counts(self) -> tuple[int, ...]:

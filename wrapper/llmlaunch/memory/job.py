@@ -292,16 +292,15 @@ def _in_order(layouts: LayoutColumns, rows: int) -> LayoutColumns:
 
 def layer_counts(model: Model, rows: LayoutColumns, rank: IntColumn) -> tuple[tuple[FloatColumn, ...], Groups]:
     """Return the layers of each kind that each row's rank holds, over all its model chunks, and the kinds."""
-    kinds = len(model.kinds)
-    if kinds == 1 and not np.any(rows.uneven):
-        return (len(model.order) / rows.pipeline,), ((0,),)
+    if len(model.kinds) == 1 and not np.any(rows.uneven):
+        return (len(model.order) / rows.pipeline,), model.single_groups
     example, same = _same_stages(rows, rank)
     of_row, start, stop = _all_chunks(len(model.order), rows, rank, example)
     counts = []
     for before in model.before:
         held = np.bincount(of_row, before[stop] - before[start], minlength=len(example))
         counts.append(np.asarray(held, dtype=np.float64)[same])
-    return tuple(counts), tuple((kind,) for kind in range(kinds))
+    return tuple(counts), model.single_groups
 
 
 def _same_stages(rows: LayoutColumns, rank: IntColumn) -> tuple[IntColumn, IntColumn]:

@@ -14,7 +14,6 @@ from llmlaunch.rundir.values import counted
 
 __all__ = [
     "ATTENTION_SECTIONS",
-    "CHOSEN_FROM",
     "CompressedAttention",
     "Count",
     "Indexer",
@@ -91,26 +90,6 @@ class LinearAttention:
     value_head_dim: Size = key("Width of a value's head", default=128)
     conv_kernel: int = key("Tokens that the convolution spans", default=4, ge=1, le=64)
 
-    @property
-    def key_width(self) -> int:
-        """Columns of the queries, and of the keys."""
-        return self.num_key_heads * self.key_head_dim
-
-    @property
-    def value_width(self) -> int:
-        """Columns of the values, and of the gate."""
-        return self.num_value_heads * self.value_head_dim
-
-    @property
-    def convolved_width(self) -> int:
-        """Columns of queries, keys and values together, which the convolution runs over."""
-        return 2 * self.key_width + self.value_width
-
-    @property
-    def projected_width(self) -> int:
-        """Columns of the first projection: queries, keys, values, the gate, and a decay and a rate of each head."""
-        return self.convolved_width + self.value_width + 2 * self.num_value_heads
-
 
 @section
 class ShortConvolutionShape:
@@ -171,16 +150,6 @@ class CompressedAttention:
         "Weight of the loss that teaches the indexer to choose as attention does", default=0.01, gt=0, le=100
     )
 
-    @property
-    def ratio(self) -> int:
-        """The ratio of layers that are all alike (`attention_kinds`)."""
-        return self.ratios[0]
-
-    @property
-    def halves(self) -> int:
-        """How many windows a token is pooled into, each with columns of its own: windows of four overlap."""
-        return {0: 0, CHOSEN_FROM: 2}.get(self.ratio, 1)
-
 
 _SECTIONS: Mapping[str, Callable[..., Any]] = {
     "compressed_attention": CompressedAttention,
@@ -199,7 +168,6 @@ def attention_section(name: str, values: Mapping[str, Any]) -> Any:
 
 
 ATTENTION_SECTIONS = tuple(_SECTIONS)
-CHOSEN_FROM = 4  # the ratio of layers whose pooled keys are chosen from
 
 
 def check_indexer(indexer: Indexer, mla: MlaShape | None) -> None:

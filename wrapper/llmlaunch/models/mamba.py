@@ -44,21 +44,6 @@ class Mamba:
         max_length=100,
     )
 
-    @property
-    def inner_width(self) -> int:
-        """Columns of all heads, and of the gate."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def convolved_width(self) -> int:
-        """Columns that the convolution runs over: all heads, and how each group writes and reads states."""
-        return self.inner_width + 2 * self.groups * self.state_size
-
-    @property
-    def projected_width(self) -> int:
-        """Columns of the first projection: the gate, what is convolved, and a step of each head."""
-        return self.inner_width + self.convolved_width + self.num_heads
-
 
 def check_mamba(mamba: Mamba, layers: int, mixtures: Sequence[int] | None, mtp_num_layers: int) -> None:
     """Raise `BadKey` for what does not agree with the rest of the model: its layers, those of them that are `mixtures`

@@ -216,11 +216,6 @@ class ModelShape:
         return self.residual_streams * self.hidden_size
 
     @property
-    def projected_groups(self) -> int:
-        """Projections of the width of all key/value heads: keys and values, or one that is both."""
-        return 1 if self.keys_are_values else 2
-
-    @property
     def query_width(self) -> int:
         """Columns of the query projection: heads x head_dim."""
         return self.num_attention_heads * self.head_dim
@@ -229,11 +224,6 @@ class ModelShape:
     def key_value_width(self) -> int:
         """Columns of the key (or of the value) projection: query groups x head_dim."""
         return self.num_query_groups * self.head_dim
-
-    @property
-    def norms_per_layer(self) -> int:
-        """Norms as wide as the residual stream in one layer."""
-        return 1 if self.mamba is not None else 4 if self.post_norms else 2
 
     @property
     def expert_width(self) -> int:
