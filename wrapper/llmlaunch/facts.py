@@ -214,7 +214,7 @@ class StepFacts:
     matrix_step_bytes: float = 0.0  # of the largest matrix, where each lies whole on one rank
     touched_gradient_bytes: ByStage = NONE  # of the rank's share or the largest parameter, whichever has more elements
     gradient_norm_bytes: ByStage = NONE  # of the largest parameter: widened for its norm
-    flat_bucket_bytes: float = 0.0  # bytes per rank: gradients are flattened so many at a time to be reduced
+    flat_bucket_bytes: float = 0.0  # bytes per rank of the gradients flattened at a time for reduction
     flat_step: bool = False  # temporaries are single tensors, too large for the room that freed activations leave
 
 
@@ -237,7 +237,7 @@ class ZeroFacts:
 
 @frozen
 class LayerFacts:
-    """What the kernels of a layer's norms, MLP and linears save and make, and the type they do it in: bytes per element
+    """Tensors that the kernels of a layer's norms, MLP and linears save and make, and their type: bytes per element
     unless a field says otherwise."""
 
     kernels: LayerKernels = LayerKernels()
@@ -264,7 +264,7 @@ class LayerFacts:
 
 @frozen
 class AttentionFacts:
-    """What attention saves and makes, a vision encoder's included: scores, softmax, positions and copies."""
+    """Tensors that attention saves and makes, also in a vision encoder: scores, softmax, positions and copies."""
 
     attention_scores_saved: bool = False  # unfused attention keeps the s x s probabilities
     # per score that is saved: bytes in the softmax's own type, where the product with V reads a copy; None: it does not
@@ -289,13 +289,13 @@ class AttentionFacts:
 
 @frozen
 class MixtureFacts:
-    """What routers and experts keep, and how evenly tokens fall on experts."""
+    """Tensors that routers and experts keep, and how evenly tokens are spread over experts."""
 
     router_bytes: float = 8.0  # per token and expert: the router's logits and probabilities
     router_last_bytes: float = 0.0  # per token and expert, of one micro-batch however many are in flight
     router_scores_bytes: float = 0.0  # per token and expert: scores of all, where the chosen ones' are not made anew
     router_input_bytes: float = 0.0  # per token and hidden element: a wider copy the router computes from
-    fp32_router_experts: int = 0  # from so many experts on the router computes in fp32
+    fp32_router_experts: int = 0  # with at least this many experts the router computes in fp32
     combine_bytes: float = 0.0  # per routed token and hidden element, kept to combine expert outputs
     expert_output_weighted: bool = False  # the router's weight multiplies what experts put out, not their activation
     exchanges_held: bool = False  # what exchanges of routed tokens make lives until the mixture has run forward
@@ -315,7 +315,7 @@ class AdapterFacts:
 
 @frozen
 class LossFacts:
-    """What the output head and the loss keep: bytes per token and element of vocabulary / tensor."""
+    """Tensors of the output head and the loss: bytes per token and element of vocabulary / tensor."""
 
     logit_bytes: float = 6.0  # alive around the loss
     kept_logit_bytes: float = 4.0  # the part of `logit_bytes` that stays from the loss to its backward pass
@@ -327,7 +327,7 @@ class LossFacts:
 
 @frozen
 class ExchangeFacts:
-    """What ranks exchange: buffers for it, groups they exchange in, and what those take outside torch."""
+    """Communication between ranks: its buffers, the process groups, and their memory outside torch."""
 
     sequence_gather: str = "none"  # ranks that keep one buffer of a gathered layer input: "none", "last" or "all"
     user_buffers: int = 0  # buffers of a gathered layer input that overlap tensor parallelism with multiplications
@@ -342,7 +342,7 @@ class ExchangeFacts:
 
 @frozen
 class AllocatorFacts:
-    """What a device holds beside tensors, in bytes per rank, and how torch's allocator cuts and keeps its segments."""
+    """Memory of a device outside its tensors, in bytes per rank, and how torch's allocator cuts and keeps segments."""
 
     workspace_bytes: float = 0.0  # what kernel libraries hold through torch
     grouped_workspace_bytes: float = 0.0  # the same for grouped GEMM of experts, beside it
@@ -351,13 +351,13 @@ class AllocatorFacts:
     context_bytes: float = 0.0  # the accelerator's context, outside torch; on a CPU the idle trainer
     cut_checkpoints: bool = False  # kept layer inputs are cut from freed MLP tensors, whole ones to a block
     # segments of the allocator are not expandable: activations are cut from those that parameters left when they moved
-    # to their buffers, and the gradient of a table, larger than what is free by then, gets one of its own
+    # to their buffers, and the gradient of a table, for which no free piece is large enough, gets a new one
     whole_segments: bool = False
 
 
 @frozen
 class ForeignFacts:
-    """What only trainers do that llmlaunch does not launch.
+    """Facts of trainers that llmlaunch does not launch.
 
     Public records of their runs judge the formulas of memory, so `validation/` sets these fields. No framework that a
     recipe can choose does (tests/unit/frameworks/test_fact_groups.py).

@@ -18,8 +18,8 @@ READ_THE_STREAM = ("linear_qkv", "linear_fc1")  # linear layers of Megatron core
 
 
 def adapted(matrices: Sequence[Matrix], adapters: Adapters) -> list[tuple[Matrix, float]]:
-    """Return the linear layers that have an adapter, as Hugging Face's models have them: the matrix of each, and the
-    columns of its own part of that."""
+    """Return the linear layers that have an adapter, as Hugging Face's models have them: the matrix of each, and
+    the columns of that matrix that are its part."""
     targets = adapters.targets
     return [(matrix, part.columns) for matrix in matrices for part in matrix.parts if part.name in targets]
 

@@ -24,7 +24,7 @@ CORE, PROJECTION, QKV = ("core_attn",), ("attn_proj",), ("qkv_linear",)
 
 @frozen
 class Window:
-    """The last tokens that a query attends to, or the piece of so many tokens that it lies in (`chunked`)."""
+    """How many last tokens a query attends to, or the size of chunks that attend to themselves (`chunked`)."""
 
     tokens: int
     chunked: bool = False

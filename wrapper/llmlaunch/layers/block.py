@@ -231,5 +231,5 @@ class Block:
 
 
 def stream_bytes(c: LayerColumns, width: float) -> FloatColumn:
-    """Return the bytes of the residual stream of a micro-batch, so many columns wide: a layer's input."""
+    """Return the bytes of a layer's input for one micro-batch: a residual stream that is `width` columns wide."""
     return c.tokens * c.facts.residual_bytes * width / c.sequence_split
