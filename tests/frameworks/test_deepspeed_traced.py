@@ -18,8 +18,9 @@ from wrong_formulas import Patch, everywhere, left_out
 
 from llmlaunch.facts import NONE
 from llmlaunch.frameworks.deepspeed.trace import deepspeed_terms
-from llmlaunch.memory import loss, workspace
+from llmlaunch.memory import loss
 from llmlaunch.memory.job import Job
+from llmlaunch.memory.techniques import recompute
 from llmlaunch.techniques import Adapters
 from llmlaunch.tracing import TRACER
 from support.changed_facts import changed
@@ -178,7 +179,7 @@ WRONG = (
     Wrong("a loss in one piece", techniques(loss=None), PEAK, "a long sequence"),
     Wrong("MLPs in one piece", techniques(mlp_chunks=1), PEAK, "a long sequence over ranks"),
     Wrong("AutoTP splits the logits", facts(logits_gathered=False), PEAK, "AutoTP"),
-    Wrong("nothing computed again", same, PEAK, "a long sequence over ranks", left_out(workspace.recomputed_layer)),
+    Wrong("nothing computed again", same, PEAK, "a long sequence over ranks", left_out(recompute.recomputed_layer)),
     Wrong("no logits", same, PEAK, "GPT-2", left_out(loss.logits)),
     Wrong(
         "a sequence that is not split",

@@ -32,6 +32,7 @@ from llmlaunch.layers.latent_attention import LatentAttention
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory import loss, schedule, states, tokens, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
+from llmlaunch.memory.techniques import recompute
 from support.changed_facts import changed
 
 pytestmark = pytest.mark.frameworks
@@ -358,10 +359,10 @@ WRONG = (
     ),
     Wrong("their losses keep nothing", facts(kept_logit_bytes=0.0), PEAK, "prediction heads"),
     Wrong("exchanges let go at once", facts(exchanges_held=False), PEAK, "many experts over tensor ranks"),
-    Wrong("nothing computed again", left_out(workspace.recomputed_layer), PEAK, "full recompute rank 0"),
+    Wrong("nothing computed again", left_out(recompute.recomputed_layer), PEAK, "full recompute rank 0"),
     Wrong("no gradients of activations", left_out(workspace.layer_backward), PEAK, "full recompute rank 0"),
     Wrong("no gradient of the embedding table", embedding_let_go, PEAK, "a table larger than its layer"),
-    Wrong("two layers computed again", multiplied(workspace.recomputed_layer, 2.0), PEAK, "full recompute rank 0"),
+    Wrong("two layers computed again", multiplied(recompute.recomputed_layer, 2.0), PEAK, "full recompute rank 0"),
     Wrong("one expert a token", every_token_at_one_expert, PEAK, "experts rank 0"),
     Wrong("latent projections not kept", latent_projections_not_kept, PEAK, "latent attention"),
 )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from pkgutil import iter_modules
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,6 +27,7 @@ from laws import LAWS
 from random_jobs import TRAINERS, RandomJob, random_jobs
 
 import llmlaunch
+from llmlaunch.memory import techniques
 from support.term_mutants import mutants_of
 
 MEMORY = (
@@ -40,8 +42,6 @@ MEMORY = (
     "layer_wise",
     "loss",
     "moments",
-    "overlapped_passes",
-    "paged_stash",
     "peak",
     "schedule",
     "states",
@@ -50,6 +50,7 @@ MEMORY = (
     "weights",
     "workspace",
 )
+TECHNIQUES = tuple(sorted(module.name for module in iter_modules(techniques.__path__)))
 LAYERS = (
     "adapters",
     "attention",
@@ -77,7 +78,11 @@ OF_TIME = frozenset(
         *("token_elements", "recurrent_flops", "per_tensor", "share"),
     }
 )
-FORMULA = (*(f"memory.{name}" for name in MEMORY), *(f"layers.{name}" for name in LAYERS))
+FORMULA = (
+    *(f"memory.{name}" for name in MEMORY),
+    *(f"memory.techniques.{name}" for name in TECHNIQUES),
+    *(f"layers.{name}" for name in LAYERS),
+)
 BY_HAND = (
     "test_tensors_by_hand",
     "test_layers_by_hand",

@@ -13,7 +13,8 @@ from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.graphs import captured_activations
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.moments import transient_terms
-from llmlaunch.memory.workspace import layer_backward, recomputed_layer
+from llmlaunch.memory.techniques.recompute import recomputed_layer
+from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 

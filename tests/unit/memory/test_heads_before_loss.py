@@ -15,8 +15,8 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import embedded_again, final_norm, saved_by_heads
-from llmlaunch.memory.paged_stash import equal_share, stash_pages
 from llmlaunch.memory.schedule import in_flight
+from llmlaunch.memory.techniques.paged_stash import equal_share, stash_pages
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import PagedStash, Techniques

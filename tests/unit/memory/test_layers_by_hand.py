@@ -23,7 +23,6 @@ from llmlaunch.memory.activations import (
     kept_embedding,
     largest_layer,
     returned_key_values,
-    swapped_by_layer,
 )
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import (
@@ -37,13 +36,14 @@ from llmlaunch.memory.loss import (
     tables_of_heads,
     waiting_logits,
 )
+from llmlaunch.memory.techniques.recompute import recomputed_layer
+from llmlaunch.memory.techniques.swapped_share import swapped_by_layer
 from llmlaunch.memory.weights import adapter_parameters
 from llmlaunch.memory.workspace import (
     head_backward,
     layer_backward,
     mixture_forward,
     passing_buffers,
-    recomputed_layer,
     weight_gradient_stubs,
 )
 from llmlaunch.models.mamba import Mamba

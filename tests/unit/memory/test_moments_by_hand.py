@@ -27,13 +27,13 @@ from llmlaunch.memory.loss import final_norm, logits, saved_by_heads, waiting_lo
 from llmlaunch.memory.moments import MomentTerms, state_terms, transient_terms
 from llmlaunch.memory.peak import _other_streams
 from llmlaunch.memory.states import States, least_state_bytes, states
+from llmlaunch.memory.techniques.recompute import recomputed_layer
 from llmlaunch.memory.weights import layer_parameters, rank_parameters
 from llmlaunch.memory.workspace import (
     embedding_backward,
     head_backward,
     layer_backward,
     mixture_forward,
-    recomputed_layer,
 )
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques

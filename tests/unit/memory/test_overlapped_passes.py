@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from random_jobs import LATENT
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
+from llmlaunch.columns import FloatColumn
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_before_experts
 from llmlaunch.memory.constants import constant
+from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
-from llmlaunch.memory.overlapped_passes import delayed_weight_gradients, left_over, paired_layer
+from llmlaunch.memory.techniques.delayed_gradients import DelayedGradientsEffect
+from llmlaunch.memory.techniques.expert_overlap import ExpertOverlapEffect
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from support.changed_facts import changed
@@ -38,9 +40,28 @@ QWEN3 = ModelShape(
 )
 SIXTEEN = Layout(data=16, expert=16, zero_stage=1)
 
+Terms = Mapping[str, FloatColumn]
+
+
+def effect_in_use(job: Job, kind: type[Effect]) -> Effect:
+    """Return the effect of one kind where the job uses it, else one that does nothing."""
+    return next((effect for effect in effects_of(job) if isinstance(effect, kind)), Effect())
+
+
+def paired_layer(job: Job, rows: RankColumns) -> Terms:
+    return effect_in_use(job, ExpertOverlapEffect).beside_layer(job, rows)
+
+
+def left_over(job: Job, rows: RankColumns) -> Terms:
+    return effect_in_use(job, ExpertOverlapEffect).at_the_loss(job, rows)
+
+
+def delayed_weight_gradients(job: Job, rows: RankColumns) -> Terms:
+    return effect_in_use(job, DelayedGradientsEffect).beside_layer(job, rows)
+
 
 def value(
-    terms: Callable[[Job, RankColumns], dict[str, Any]],
+    terms: Callable[[Job, RankColumns], Terms],
     shape: ModelShape = MIXTRAL,
     layout: Layout = ALONE,
     techniques: Techniques = OVERLAP,

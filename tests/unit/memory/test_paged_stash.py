@@ -15,7 +15,7 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import all_ranks
-from llmlaunch.memory.paged_stash import equal_share, running_experts
+from llmlaunch.memory.techniques.paged_stash import equal_share, running_experts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import PagedStash, Techniques
 

@@ -3,13 +3,14 @@ masks: on the device of every rank that gets batches."""
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
+from llmlaunch.memory.effects import effects_of
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.memory.schedule import in_flight
 
 __all__ = ["arriving_mask", "kept_masks", "loads_batches"]
@@ -25,10 +26,8 @@ def loads_batches(job: Job, rows: RankColumns) -> BoolColumn:
 
 
 def kept_masks(job: Job, rows: RankColumns) -> Terms:
-    """Return the masks that checkpoints keep for the backward pass, one for each micro-batch in flight: a recomputed
-    layer, or its attention, has the mask among its inputs (tensor_parallel/random.py CheckpointFunction,
-    transformer/attention.py _checkpointed_attention_forward, core 0.19). Passes that share a schedule keep their
-    inputs, too."""
+    """Return the masks that are kept for the backward pass, one for each micro-batch in flight, where a technique keeps
+    what its layers read."""
     if not job.facts.host.loader_mask:
         return {}
     return {TERM: np.where(_keeps(job, rows), _share(job, rows) * in_flight(job, rows).depth, 0.0)}
@@ -57,6 +56,5 @@ def _share(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _keeps(job: Job, rows: RankColumns) -> BoolColumn:
-    recompute = rows.layouts.recompute
-    attention = np.equal(recompute, RECOMPUTE_SELECTIVE) & job_columns(job, rows.layouts).recomputes("core_attn")
-    return np.asarray(np.equal(recompute, RECOMPUTE_FULL) | attention | job.techniques.overlaps_experts)
+    kept = (effect.keeps_inputs(job, rows) for effect in effects_of(job))
+    return reduce(np.logical_or, kept, np.zeros(len(rows), dtype=np.bool_))

@@ -7,7 +7,6 @@ never too low.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import reduce
 
 import numpy as np
@@ -15,11 +14,11 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.parameters import count_parameters
-from llmlaunch.memory.activations import kept_activations, kept_by_layer, swapped_by_layer
+from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.batch_masks import loads_batches
-from llmlaunch.memory.job import Job, RankColumns, offloads_modules, without_offload
+from llmlaunch.memory.effects import effects_of
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import saved_by_heads
-from llmlaunch.memory.paged_stash import host_pages
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.memory.states import shard_groups
 from llmlaunch.memory.tokens import tokens
@@ -57,10 +56,9 @@ def host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatCo
 def transient_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
     """Return the terms that follow from the micro-batch and from recomputed or offloaded activations."""
     terms = {"offloaded_activations": _activations(job, rows, node)}
-    if job.techniques.paged_stash is not None:
-        terms["paged_stash"] = sum(
-            (_pinned(pages, pages, node) for pages in host_pages(job, rows)), np.zeros(len(rows))
-        )
+    for effect in effects_of(job):
+        for term, buffers in effect.pinned(job, rows).items():
+            terms[term] = reduce(np.add, (_pinned(buffer, buffer, node) for buffer in buffers))
     if not node.resident:
         terms["data_loader"] = _data_loader(job, rows)
     return {name: np.rint(column) for name, column in terms.items()}
@@ -155,18 +153,15 @@ def _parameters(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
 
 def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     """Return what the device would save without offload, less what it saves with offload."""
-    techniques = job.techniques
-    layers = np.any(rows.layouts.offload_layers)
-    modules = offloads_modules(job, rows.layouts)
-    if not (layers or modules or techniques.offload_checkpoints or techniques.swapped_share):
+    moving = [effect for effect in effects_of(job) if effect.moves(job, rows.layouts)]
+    if not moving:
         return np.zeros(len(rows))
-    here, layouts = without_offload(job, rows.layouts)
-    nothing = replace(here, techniques=replace(here.techniques, offload_checkpoints=False, swapped_share=0.0))
-    layouts = replace(layouts, offload_layers=np.zeros_like(layouts.offload_layers)) if layers else layouts
-    moved = _kept(nothing, rows.with_layouts(layouts)) - _kept(job, rows)
-    moved = np.maximum(moved, 0.0)
-    if techniques.swapped_share:
-        moved = moved * _swapped_part(job, rows)
+    here, layouts = job, rows.layouts
+    for effect in moving:
+        here, layouts = effect.without_moves(here, layouts)
+    moved = np.maximum(_kept(here, rows.with_layouts(layouts)) - _kept(job, rows), 0.0)
+    for effect in moving:
+        moved = effect.waiting(job, rows, moved)
     if not job.facts.host.activations_pinned:
         return moved
     return _pinned(moved, job.facts.layer.activation_bytes * tokens(job, rows) * job.shape.hidden_size, node)
@@ -174,13 +169,6 @@ def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
 
 def _kept(job: Job, rows: RankColumns) -> FloatColumn:
     return kept_activations(job, rows) + saved_by_heads(job, rows)
-
-
-def _swapped_part(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the share of what leaves the device that waits on the host and is not recomputed."""
-    kept = kept_by_layer(job, rows)
-    whole, swapped = rows.sum_of(kept), rows.sum_of(swapped_by_layer(job, rows))
-    return np.asarray(np.where(whole > 0, swapped / np.where(whole > 0, whole, 1.0), 0.0))
 
 
 def _data_loader(job: Job, rows: RankColumns) -> FloatColumn:

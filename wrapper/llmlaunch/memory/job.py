@@ -15,7 +15,7 @@ from llmlaunch.facts import MemoryFacts
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import Size
 from llmlaunch.layers.model import Model, model_of
-from llmlaunch.layout import LayoutColumns, Modules
+from llmlaunch.layout import LayoutColumns
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
@@ -34,11 +34,9 @@ __all__ = [
     "least",
     "mixture_layers",
     "of_classes",
-    "offloads_modules",
     "once_for_rows",
     "one_rank",
     "without_layers",
-    "without_offload",
 ]
 
 
@@ -363,17 +361,3 @@ def _stage_ends(partitions: Sequence[Sequence[int]]) -> IntColumn:
     for row, layers in zip(table, partitions, strict=True):
         row[1 : len(layers) + 1] = np.cumsum(layers)
     return table
-
-
-def offloads_modules(job: Job, layouts: LayoutColumns) -> bool:
-    """Whether the activations of any module of any layout wait in host memory."""
-    if layouts.modules is None:
-        return bool(job.techniques.offload_modules)
-    return any(modules.offload for modules in layouts.module_sets)
-
-
-def without_offload(job: Job, layouts: LayoutColumns) -> tuple[Job, LayoutColumns]:
-    """Return job and layouts with the activations of all modules on the device."""
-    here = replace(job, techniques=replace(job.techniques, offload_modules=()))
-    module_sets = tuple(Modules(modules.recompute) for modules in layouts.module_sets)
-    return here, replace(layouts, module_sets=module_sets)

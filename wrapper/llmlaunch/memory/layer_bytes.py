@@ -12,17 +12,14 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.attention import SoftmaxAttention
-from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Parameters, Saved, Tensors, stream_bytes
+from llmlaunch.layers.block import Behind, Block, Parameters, Saved, Tensors, stream_bytes
 from llmlaunch.layers.columns import SPLIT_FIELDS_OF_A_LAYER, LayerColumns, Size
 from llmlaunch.layers.layer import Branch, Layer
-from llmlaunch.layers.mixture import Mixture
-from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, least, once_for_rows
 
-__all__ = ["Gone", "PricedLayers", "by_recompute", "job_columns", "layers_of", "sum_without"]
+__all__ = ["Gone", "PricedLayers", "by_module", "either", "job_columns", "layers_of", "sum_without"]
 
 # Rows below which the search for equal ones costs more than it spares (counted in NumPy calls: it takes about ten).
 FEW_ROWS = 600
@@ -153,43 +150,7 @@ class PricedLayers:
         """Return what the layers of one prediction module take together."""
         return self.of_ranks(sum((of_kinds[kind] for kind in self.model.predicts), 0.0))
 
-    # what is alive
-
-    def kept(self, gone: Callable[[Layer, Tensors], Gone] | None = None) -> list[FloatColumn]:
-        """Return what a layer of each kind keeps beside the tensors that are `gone` and what is recomputed."""
-        sizes = []
-        for kind, layer in enumerate(self.model.kinds):
-            away = {} if gone is None else gone(layer, self.tensors[kind])
-            sizes.append(self._kept(kind, away))
-        return sizes
-
-    def _kept(self, kind: int, gone: Gone) -> FloatColumn:
-        c, tensors = self.columns, self.tensors[kind]
-
-        def whole() -> FloatColumn:
-            return sum_without(c, tensors, gone) if gone else self.totals[kind]
-
-        def part() -> FloatColumn:
-            if c.facts.foreign.operators_kept:
-                return kept_operators(self.model.kinds[kind], c)
-            return sum_without(c, tensors, either(freed(c, tensors), gone), recomputed=True)
-
-        return by_recompute(c.layouts, whole, part, lambda: self.stream)
-
-    def repeated(self) -> list[FloatColumn]:
-        """Return what selective recompute computes again of a layer of each kind, all that is back at once: the largest
-        of its modules, and scores with any."""
-        return [self._repeated(layer, self.tensors[kind]) for kind, layer in enumerate(self.model.kinds)]
-
-    def _repeated(self, layer: Layer, tensors: Tensors) -> FloatColumn:
-        c, most = self.columns, self.columns.zeros()
-        if c.facts.foreign.operators_kept:
-            return sum_without(c, tensors, {}) - kept_operators(layer, c)
-        for module in dict.fromkeys(module for block in layer.blocks for module in block.repeated_modules):
-            if np.any(recomputed := c.recomputes(module)):
-                back = [tensor.bytes for tensor in tensors.values() if module in tensor.freed_by]
-                most = np.maximum(most, np.where(recomputed, sum(back, 0.0), 0.0))
-        return tensors["attn_scores"].bytes + most if "attn_scores" in tensors else most
+    # what is alive while a layer runs
 
     def backward(self, last_kind: Callable[[], IntColumn], kept: Sequence[FloatColumn]) -> list[FloatColumn]:
         """Return what is alive while a layer of each kind runs backward, at its worst block, beside the gradient of the
@@ -237,38 +198,14 @@ class PricedLayers:
         )
 
 
-def kept_operators(layer: Layer, c: LayerColumns) -> FloatColumn:
-    """Selective recompute by operator keeps the layer's input, attention's output, and what every second linear puts
-    out: of Q, K, V, output, gate, up and down the first, third, fifth and seventh; over tensor ranks also what both
-    blocks reduce-scatter (torchtitan, parallelisms/parallelize_llama.py, 9dec370, December 2024;
-    distributed/activation_checkpoint.py, b5bcd76). The down projection's output is not read again: compiled code drops
-    it, eager code keeps it. Grouped products of experts are none of the operators whose output is kept."""
-    attention = next(layer.blocks_of(SoftmaxAttention))
-    widths = [mlp.width for mlp in layer.blocks_of(Mlp)] + [each.shared_width for each in layer.blocks_of(Mixture)]
-    facts, t, split, h = c.facts, c.tensor, c.sequence_split, attention.hidden
-    e, (query, _) = facts.layer.activation_bytes, attention.head_widths()
-    linears = e * (attention.heads * query + attention.projected_values(c) + sum(widths)) / t
-    output = (e * attention.output_width + FP32_BYTES * attention.heads) / t
-    scattered = np.where(t > 1, 2.0 * e * h / split, 0.0)
-    last = e * h / split * facts.foreign.unused_outputs_kept * (t == 1)
-    return np.asarray(c.tokens * (facts.residual_bytes * h / split + linears + output + scattered + last))
-
-
-def freed(c: LayerColumns, tensors: Tensors) -> Gone:
-    """Return the tensors that selective recompute frees."""
-    return _by_modules(tensors, "freed_by", c.recomputes)
-
-
-def moved(c: LayerColumns, tensors: Tensors) -> Gone:
-    """Return the tensors that wait in host memory."""
-    return _by_modules(tensors, "moved_by", c.offloads)
-
-
-def _by_modules(tensors: Tensors, tags: str, taken: Callable[[str], bool | BoolColumn]) -> Gone:
+def by_module(
+    tensors: Tensors, modules: Callable[[Saved], tuple[str, ...]], taken: Callable[[str], bool | BoolColumn]
+) -> Gone:
+    """Return the tensors of which any of the `modules` that a tensor names is `taken`."""
     answers: dict[str, bool | BoolColumn] = {}
     gone: dict[str, bool | BoolColumn] = {}
     for name, tensor in tensors.items():
-        for module in getattr(tensor, tags):
+        for module in modules(tensor):
             if module not in answers:
                 answers[module] = taken(module)
             if answers[module] is not False:
@@ -298,17 +235,3 @@ def sum_without(c: LayerColumns, tensors: Tensors, gone: Gone, recomputed: bool 
             column = np.where(away, 0.0, column)
         total = column if total is None else total + column
     return c.zeros() if total is None else total
-
-
-Column = Callable[[], FloatColumn]
-
-
-def by_recompute(layouts: LayoutColumns, none: Column, selective: Column, full: Column) -> FloatColumn:
-    """Select each row's value from the column of its recompute granularity, in the order of the RECOMPUTE_ codes. Only
-    columns of granularities that occur are computed."""
-    columns, recompute = (none, selective, full), layouts.recompute
-    chosen: FloatColumn | None = None
-    for code in np.flatnonzero(np.bincount(recompute, minlength=len(columns))):
-        column = columns[code]()
-        chosen = column if chosen is None else np.where(recompute == code, column, chosen)
-    return np.zeros(0) if chosen is None else chosen

@@ -8,30 +8,33 @@ stage before that of the loss, it receives all of these outputs, and takes its i
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_by_heads
+from llmlaunch.memory.effects import Column, effects_of
 from llmlaunch.memory.heads import final_norm_rank, head_rank
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.layer_bytes import by_recompute, layers_of
+from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.schedule import in_flight, last_chunk_in_flight
 from llmlaunch.memory.tokens import STATISTIC_BYTES, hidden_bytes, layer_input, sequence_split, tokens
 from llmlaunch.memory.weights import head_matrix, tables, vocabulary
 
 __all__ = [
+    "around_head",
     "cached_logits",
     "earlier_tiles",
     "embedded_again",
     "final_norm",
+    "holds_heads",
     "logit_piece",
     "logits",
     "logits_split",
     "loss_piece",
     "projection",
-    "recomputed_head",
     "saved_by_heads",
     "step_logits",
     "table_gradient",
@@ -203,23 +206,22 @@ def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
     heads = job.shape.mtp_num_layers
     if not heads:
         return np.zeros(len(rows))
-    around = _around_layer(job, rows)
-
-    def left() -> FloatColumn:
-        return kept_by_heads(job, rows) + around
+    around = around_head(job, rows)
 
     def whole() -> FloatColumn:
-        """Megatron core knows no block method for heads, and recomputes none."""
-        return np.zeros(len(rows)) if _checkpointed(job) else _whole_layers(job, rows) + around
+        return _whole_layers(job, rows) + around
 
-    per_head = by_recompute(rows.layouts, left, left, whole)
+    kept: Column = lambda: kept_by_heads(job, rows) + around  # noqa: E731
+    for effect in effects_of(job):
+        kept = partial(effect.kept_by_head, job, rows, kept, whole)
+    per_head = kept()
     copies = 1.0 if job.techniques.heads_before_loss else 2.0
-    alive = np.where(_holds_heads(job, rows), heads * per_head + copies * heads * hidden_bytes(job, rows), 0.0)
+    alive = np.where(holds_heads(job, rows), heads * per_head + copies * heads * hidden_bytes(job, rows), 0.0)
     alive = alive * in_flight(job, rows).heads
     return alive if copies > 1.0 else alive + _norm_before_heads(job, rows) + _outputs_to_send(job, rows)
 
 
-def _holds_heads(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
+def holds_heads(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
     return np.equal(rows.rank, head_rank(job, rows.layouts))
 
 
@@ -233,15 +235,7 @@ def _norm_before_heads(job: Job, rows: RankColumns) -> FloatColumn:
 
 def _outputs_to_send(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the concatenated outputs of the decoder and all heads, which are alive until they are sent."""
-    return np.where(_holds_heads(job, rows), (1.0 + job.shape.mtp_num_layers) * hidden_bytes(job, rows), 0.0)
-
-
-def recomputed_head(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return what full recompute recomputes around a head's layer, beside that layer."""
-    if not job.shape.mtp_num_layers:
-        return np.zeros(len(rows))
-    again = _holds_heads(job, rows) & (rows.layouts.recompute == RECOMPUTE_FULL) & _checkpointed(job)
-    return np.where(again, _around_layer(job, rows), 0.0)
+    return np.where(holds_heads(job, rows), (1.0 + job.shape.mtp_num_layers) * hidden_bytes(job, rows), 0.0)
 
 
 def embedded_again(job: Job, rows: RankColumns) -> FloatColumn:
@@ -249,13 +243,13 @@ def embedded_again(job: Job, rows: RankColumns) -> FloatColumn:
     heads = job.shape.mtp_num_layers
     if not heads:
         return np.zeros(len(rows))
-    return np.where(_holds_heads(job, rows), heads * hidden_bytes(job, rows) * in_flight(job, rows).heads, 0.0)
+    return np.where(holds_heads(job, rows), heads * hidden_bytes(job, rows) * in_flight(job, rows).heads, 0.0)
 
 
 def projection(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the elements of the matrix before a head's layer."""
     elements = 2.0 * job.shape.hidden_size**2 / rows.tensor
-    return np.where(_holds_heads(job, rows) & (job.shape.mtp_num_layers > 0), elements, 0.0)
+    return np.where(holds_heads(job, rows) & (job.shape.mtp_num_layers > 0), elements, 0.0)
 
 
 def tables_of_heads(job: Job, rows: RankColumns) -> FloatColumn:
@@ -264,7 +258,7 @@ def tables_of_heads(job: Job, rows: RankColumns) -> FloatColumn:
     tables = min(job.shape.mtp_num_layers, 2)
     if not tables:
         return np.zeros(len(rows))
-    return np.where(_holds_heads(job, rows) & ~rows.first, tables * table_gradient(job, rows), 0.0)
+    return np.where(holds_heads(job, rows) & ~rows.first, tables * table_gradient(job, rows), 0.0)
 
 
 def _whole_layers(job: Job, rows: RankColumns) -> FloatColumn:
@@ -273,7 +267,7 @@ def _whole_layers(job: Job, rows: RankColumns) -> FloatColumn:
     return layers.predicted(layers.totals)
 
 
-def _around_layer(job: Job, rows: RankColumns) -> FloatColumn:
+def around_head(job: Job, rows: RankColumns) -> FloatColumn:
     """The concatenation that is projected; the projection gathered over tensor ranks, of which the layer's input is
     a view; and the input of the norm behind the layer. Several streams are projected one by one, beside the embedding,
     and brought together behind the layer (core/transformer/multi_token_prediction.py, Megatron-LM d48bd6be)."""
@@ -282,7 +276,3 @@ def _around_layer(job: Job, rows: RankColumns) -> FloatColumn:
         return 2.0 * hidden * (1.0 + job.shape.residual_streams)
     gathered = hidden * sequence_split(job, rows) - layer_input(job, rows)
     return 3.0 * hidden + gathered
-
-
-def _checkpointed(job: Job) -> bool:
-    return job.techniques.recompute_method != "block"

@@ -9,7 +9,7 @@ numbers, and each part is priced once for many layouts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 
 import numpy as np
@@ -17,9 +17,9 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer, returned_key_values
 from llmlaunch.memory.batch_masks import arriving_mask, kept_masks
+from llmlaunch.memory.effects import effects_of
 from llmlaunch.memory.graphs import captured_activations, with_graphs
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import (
@@ -35,13 +35,6 @@ from llmlaunch.memory.loss import (
     waiting_logits,
     waiting_table,
 )
-from llmlaunch.memory.overlapped_passes import (
-    delayed_weight_gradients,
-    left_over,
-    paired_layer,
-    waiting_weight_passes,
-)
-from llmlaunch.memory.paged_stash import stash_pages
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.states import States, weight_versions
 from llmlaunch.memory.vision import encoder_activations
@@ -52,7 +45,6 @@ from llmlaunch.memory.workspace import (
     layer_backward,
     mixture_forward,
     passing_buffers,
-    recomputed_layer,
     recorded_gathers,
     weight_gradient_stubs,
 )
@@ -75,12 +67,11 @@ class MomentTerms:
 
 def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     """Return the transient terms. They read neither the ZeRO stage nor the facts of gradients and optimizer."""
-    facts = job.facts
+    facts, effects = job.facts, effects_of(job)
     heads, embedded, norm = saved_by_heads(job, rows), embedded_again(job, rows), final_norm(job, rows)
     activations = kept_activations(job, rows) + heads
     always = {"embedding": kept_embedding(job, rows) + embedded, **_trainer_terms(job, rows)}
-    recomputed = recomputed_layer(job, rows)
-    beside = {"recomputed_layer": recomputed, **delayed_weight_gradients(job, rows), **paired_layer(job, rows)}
+    beside = _joined(effect.beside_layer(job, rows) for effect in effects)
     # a prediction head's layer is the first to run backward, before the norm of the decoder
     first = {"logits_and_loss": norm} if job.shape.mtp_num_layers else {}
     read = {"logits_and_loss": tiled_inputs(job, rows)} if job.techniques.loss == "tiled" else {}
@@ -91,15 +82,15 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
         embedding_backward(job, rows, activations - captured_activations(job, rows)),
         tables_of_heads(job, rows) - heads / np.maximum(in_flight(job, rows).heads, 1.0),
     )
-    # where a mixture runs forward a second time
-    again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, 0.0, recomputed)
-    mixture = mixture_forward(job, rows) - again
+    mixture = mixture_forward(job, rows)
+    for effect in effects:
+        mixture = mixture - effect.after_forward(beside, rows)
     layer = {**first, **read, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
     whole = _Whole()
     alive = {**always, "activations": activations}
     newest = activations / np.maximum(in_flight(job, rows).depth, 1.0)
     masks = arriving_mask(job, rows, newest + norm + logits(job, rows))
-    at_the_loss = {**alive, **left_over(job, rows), **masks}
+    at_the_loss = {**alive, **_joined(effect.at_the_loss(job, rows) for effect in effects), **masks}
     alive.update(kept_masks(job, rows))
     free = [cached_logits(job, rows)] if facts.foreign.cached_logit_bytes else []
     free += [recorded_gathers(job, rows)] if facts.exchange.streams_recorded else []
@@ -117,7 +108,7 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
         moments.append({**always, **layer, **end})
     lasting = {
         **passing_buffers(job, rows),
-        **({"paged_stash": stash_pages(job, rows)} if job.techniques.paged_stash is not None else {}),
+        **_joined(effect.lasting(job, rows) for effect in effects),
         "workspace": np.full(len(rows), facts.allocator.workspace_bytes + _grouped(job)),
     }
     every = with_graphs(job, rows, moments, backward + gone, tables)
@@ -157,6 +148,11 @@ def _where_trained(job: Job, rows: RankColumns, backward: FloatColumn) -> FloatC
     return np.where(reduce(np.add, trained_counts(job, rows)) > 0, backward, 0.0)
 
 
+def _joined(terms: Iterable[Moment]) -> dict[str, FloatColumn]:
+    """Return the terms of all effects."""
+    return {name: column for some in terms for name, column in some.items()}
+
+
 class _Whole:
     """Rounds columns to whole bytes, so that sums are exact; a column of several moments is rounded once and stays one
     column."""
@@ -182,7 +178,7 @@ def _gradients_come_and_go(facts: MemoryFacts) -> bool:
 
 def _trainer_terms(job: Job, rows: RankColumns) -> Moment:
     """Return terms of the forward and backward pass that few jobs have."""
-    terms = waiting_weight_passes(job, rows)
+    terms = _joined(effect.in_passes(job, rows) for effect in effects_of(job))
     if job.shape.vision is not None:
         terms["encoder_activations"] = encoder_activations(job, rows)
     if job.facts.foreign.key_values_returned:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.activations import cut_checkpoints, cut_parameters
+from llmlaunch.memory.activations import cut_parameters
+from llmlaunch.memory.effects import effects_of
 from llmlaunch.memory.exchange import exchange_buffers, exchange_connections
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
 from llmlaunch.memory.heads import head_rank
@@ -127,10 +128,10 @@ class TransientSums:
 
 
 def _cut(job: Job, rows: RankColumns) -> FloatColumn | None:
-    facts = job.facts
-    if not (facts.allocator.cut_checkpoints or facts.allocator.whole_segments):
-        return None
-    return np.rint(cut_checkpoints(job, rows) if facts.allocator.cut_checkpoints else cut_parameters(job, rows))
+    allocator = job.facts.allocator
+    if allocator.cut_checkpoints:
+        return np.rint(reduce(np.add, (effect.wasted(job, rows) for effect in effects_of(job)), np.zeros(len(rows))))
+    return np.rint(cut_parameters(job, rows)) if allocator.whole_segments else None
 
 
 def _lone(job: Job, rows: RankColumns) -> FloatColumn:

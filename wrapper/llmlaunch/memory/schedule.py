@@ -40,7 +40,7 @@ def in_flight(job: Job, rows: RankColumns) -> InFlight:
     (megatron/core/pipeline_parallel/schedules.py, core 0.19). Where tokens of one micro-batch travel while another one
     computes, the forward pass that a steady schedule makes before each backward pass runs beside it, layer by layer:
     the warm-up is one pass longer (the same, get_pp_rank_microbatches) and the steady part adds none, so that there are
-    as many, and for a moment what `paired_layer` says (overlapped_passes.py) of one layer more.
+    as many, and for a moment what `paired_layer` says (techniques/expert_overlap.py) of one layer more.
     """
     p, v, m = rows.layouts.pipeline, rows.layouts.virtual_pipeline, rows.microbatches
     plain = np.minimum(m, p - rows.rank)

@@ -15,7 +15,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.block import FP32_BYTES
 from llmlaunch.layers.encoder import Encoder, encoder_of
-from llmlaunch.layout import RECOMPUTE_FULL
+from llmlaunch.memory.effects import effects_of
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.memory.schedule import in_flight
@@ -65,17 +65,12 @@ def encoder_activations(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _saved_by_layers(job: Job, rows: RankColumns, encoder: Encoder) -> FloatColumn:
-    """Return what all layers save for each patch. Full recompute keeps the input of a group of layers, or takes the
-    first ones alone, as many as of the decoder's layers (modelling_qwen3_vl/transformer_block.py
-    _checkpointed_forward, Megatron-Bridge 0.6)."""
-    vision, whole = encoder.vision, encoder.saved_by_layer(job_columns(job, rows.layouts))
-    inputs = job.facts.layer.activation_bytes * vision.hidden_size
-    again: FloatColumn | float = vision.depth
-    if job.techniques.recompute_method == "block":
-        count = rows.layouts.recompute_layers
-        again = np.where(count > 0, np.minimum(count, vision.depth), vision.depth)
-    full = again * inputs / _group(job, rows, vision) + (vision.depth - again) * whole
-    return np.where(rows.layouts.recompute == RECOMPUTE_FULL, full, vision.depth * whole)
+    """Return what all layers save for each patch."""
+    of_block = encoder.saved_by_layer(job_columns(job, rows.layouts))
+    kept = np.asarray(encoder.vision.depth * of_block)
+    for effect in effects_of(job):
+        kept = effect.kept_by_encoder(job, rows, encoder.vision, of_block, kept)
+    return kept
 
 
 def encoder_backward(job: Job, rows: RankColumns) -> FloatColumn:
@@ -92,18 +87,13 @@ def encoder_backward(job: Job, rows: RankColumns) -> FloatColumn:
     scores = job.facts.attention.score_gradient_bytes * encoder.scores if kept else 0.0
     gradients = e * 2.0 * h + (e * 2.0 * width + scores) / rows.tensor
     gradients = gradients + e * vision.projectors * job.shape.hidden_size / vision.merge_size**2
-    again = 0.0 if vision.frozen else encoder.saved_by_layer(job_columns(job, rows.layouts)) * _group(job, rows, vision)
-    again = np.where(rows.layouts.recompute == RECOMPUTE_FULL, again, 0.0)
-    return np.where(rows.first, _patches(rows, vision) * (gradients + again), 0.0)
+    if not vision.frozen:
+        of_block = encoder.saved_by_layer(job_columns(job, rows.layouts))
+        for effect in effects_of(job):
+            gradients = gradients + effect.encoded_again(job, rows, vision, of_block)
+    return np.where(rows.first, _patches(rows, vision) * gradients, 0.0)
 
 
 def _patches(rows: RankColumns, vision: Vision) -> FloatColumn:
     """Return the patches of one micro-batch."""
     return np.asarray(rows.layouts.micro_batch_size * float(vision.patches_per_sample))
-
-
-def _group(job: Job, rows: RankColumns, vision: Vision) -> FloatColumn | float:
-    """Return how many blocks are one checkpoint under full recompute, as many as of the decoder's layers."""
-    if job.techniques.recompute_method != "uniform":
-        return 1.0
-    return np.clip(rows.layouts.recompute_layers, 1, vision.depth).astype(np.float64)

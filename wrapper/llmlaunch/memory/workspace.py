@@ -12,8 +12,8 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.memory.activations import kept_by_kind
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
-from llmlaunch.memory.layer_bytes import by_recompute, layers_of
-from llmlaunch.memory.loss import logits_split, loss_piece, projection, recomputed_head, table_gradient, table_sum
+from llmlaunch.memory.layer_bytes import layers_of
+from llmlaunch.memory.loss import logits_split, loss_piece, projection, table_gradient, table_sum
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import layer_input, sequence_split, tokens
 from llmlaunch.memory.vision import encoder_backward
@@ -25,7 +25,6 @@ __all__ = [
     "layer_backward",
     "mixture_forward",
     "passing_buffers",
-    "recomputed_layer",
     "recorded_gathers",
     "weight_gradient_stubs",
 ]
@@ -90,28 +89,6 @@ def _freed_by_first_chunk(job: Job, rows: RankColumns) -> FloatColumn:
     chunks = alive.depth * v
     replaced = np.where(v > 1, m * v - (v - 1) * g, chunks)
     return np.asarray(np.minimum(first / alive_layers + np.maximum(chunks - replaced, 0.0) / chunks, 1.0))
-
-
-def recomputed_layer(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the activations recomputed before a layer's backward pass: all of the layer with full recompute, those of
-    its modules with selective recompute, and the scores with either.
-
-    With the block method the layers saved whole are the last ones and run backward first: what they free is available
-    to the first recomputed layer.
-    """
-
-    layers, none = layers_of(job, rows), np.zeros(len(rows))
-
-    def full() -> FloatColumn:
-        beside_input = layers.by_group([total - layers.stream for total in layers.totals])  # which is kept already
-        whole = rows.most_of(beside_input) + recomputed_head(job, rows)
-        count = rows.layouts.recompute_layers
-        if job.techniques.recompute_method == "uniform":
-            return whole * np.maximum(count, 1)
-        of_chunk = rows.layers / rows.layouts.virtual_pipeline
-        return whole * np.where(count == 0, 1.0, np.clip(1.0 + count - of_chunk, 0.0, 1.0))
-
-    return by_recompute(rows.layouts, lambda: none, lambda: rows.most_of(layers.by_group(layers.repeated())), full)
 
 
 def head_backward(job: Job, rows: RankColumns) -> FloatColumn:

@@ -29,7 +29,8 @@ from llmlaunch.memory.job import (
 from llmlaunch.memory.moments import state_terms
 from llmlaunch.memory.peak import cache_share, outside_bytes
 from llmlaunch.memory.states import states
-from llmlaunch.memory.workspace import layer_backward, recomputed_layer
+from llmlaunch.memory.techniques.recompute import recomputed_layer
+from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.planner.bounds import LAYER_FIELDS
 from llmlaunch.planner.search_space import TechniqueSpace, apply_alike, recipe_with_techniques
 from llmlaunch.planner.setting import Setting

@@ -19,9 +19,11 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import Size
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
-from llmlaunch.memory.activations import kept_by_layer, swapped_by_layer
-from llmlaunch.memory.job import Job, offloads_modules, without_layers, without_offload
-from llmlaunch.memory.paged_stash import equal_share
+from llmlaunch.memory.activations import kept_by_layer
+from llmlaunch.memory.job import Job, without_layers
+from llmlaunch.memory.techniques.offload import offloads_modules, without_offloaded_modules
+from llmlaunch.memory.techniques.paged_stash import equal_share
+from llmlaunch.memory.techniques.swapped_share import swapped_by_layer
 from llmlaunch.memory.tokens import layer_input
 from llmlaunch.timing.constants import constant
 
@@ -271,7 +273,7 @@ def moving_seconds_of_layers(
     experts save beyond the device's pages."""
     techniques = job.techniques
     rows = without_layers(job, layouts)
-    here, on_device = without_offload(job, rows.layouts)
+    here, on_device = without_offloaded_modules(job, rows.layouts)
     whole, left = kept_by_layer(here, rows.with_layouts(on_device)), kept_by_layer(job, rows)
     swapped = swapped_by_layer(job, rows) if techniques.swapped_share else [0.0 * each for each in left]
     moved = [a - b + c for a, b, c in zip(whole, left, swapped, strict=True)]

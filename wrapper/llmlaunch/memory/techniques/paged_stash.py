@@ -10,25 +10,28 @@ tokens they cannot take is run again without pages and fixed rows (PagedStashRun
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.block import Tensors
-from llmlaunch.layers.columns import Size
+from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.mixture import Mixture
+from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.layer_bytes import PricedLayers, layers_of
+from llmlaunch.memory.layer_bytes import Gone, PricedLayers, layers_of
 from llmlaunch.memory.schedule import in_flight
 
-__all__ = ["STASHED", "equal_share", "host_pages", "running_experts", "stash_pages"]
+__all__ = ["PagedStashEffect", "equal_share", "running_experts", "stash_pages"]
 
 # What Transformer Engine marks as rows of tokens when experts are one kernel (transformer_engine/pytorch/ops/fused/
 # grouped_mlp.py fuser_forward, 2.20): the quantized inputs of both linears, and what the activation reads.
 STASHED = ("expert_fc1_input", "expert_fc1_output", "expert_fc2_input")
+TERM = "paged_stash"
 WEIGHT_BYTES = 4.0  # of the router's weight of a row, which is marked, too
 NUMBER_BYTES = 8.0  # of a page's number
 # Tensors of a layer, each with a record of its pages: those three, the weights, and the scales of the inputs, of which
@@ -36,11 +39,33 @@ NUMBER_BYTES = 8.0  # of a page's number
 RECORDED, ROWS_LISTED = 6.0, 4.0 + 2.0 / 32.0
 
 
+class PagedStashEffect(Effect):
+    """Pages on the device and on the host in place of what layers of experts save."""
+
+    def on(self, job: Job) -> bool:
+        """Where there are pages."""
+        return job.techniques.paged_stash is not None
+
+    def gone(self, c: LayerColumns, tensors: Tensors) -> Gone:
+        """What is copied to pages."""
+        return {name: True for name in STASHED if name in tensors}
+
+    def back_on_device(self, job: Job, rows: RankColumns) -> Size:
+        """The tensors of the layer that runs."""
+        return running_experts(job, rows)
+
+    def lasting(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
+        """The pages on the device."""
+        return {TERM: stash_pages(job, rows)}
+
+    def pinned(self, job: Job, rows: RankColumns) -> Mapping[str, Sequence[FloatColumn]]:
+        """The pages in host memory."""
+        return {TERM: _host_pages(job, rows)}
+
+
 def running_experts(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of the layer that runs: its tensors are there with all their rows, before they are copied to
     pages and after. Of two micro-batches that compute in turn both are."""
-    if job.techniques.paged_stash is None:
-        return np.zeros(len(rows))
     layers = layers_of(job, rows)
     several = 1.0 + job.techniques.overlaps_experts
     alive = zip(in_flight(job, rows).alive, layers.by_group(_every_row(layers)), strict=True)
@@ -66,7 +91,7 @@ def stash_pages(job: Job, rows: RankColumns) -> FloatColumn:
     return _of_all(job, rows, layers, pages)
 
 
-def host_pages(job: Job, rows: RankColumns) -> list[FloatColumn]:
+def _host_pages(job: Job, rows: RankColumns) -> list[FloatColumn]:
     """Return the bytes of each buffer of pages in host memory: tensors of one width have one."""
     stash = job.techniques.paged_stash
     assert stash is not None

@@ -1,0 +1,164 @@
+"""What a technique does to memory, as one object: its `Effect`.
+
+Every module of `techniques/` has one. The engine knows none of them by name: where something is saved, kept, moved or
+made, it asks the effects in use, in order. So a technique that changes memory is one module there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from llmlaunch.columns import BoolColumn, FloatColumn
+from llmlaunch.layers.block import Tensors
+from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.layer_bytes import Gone, PricedLayers
+from llmlaunch.models.vision import Vision
+
+__all__ = ["Effect", "effects_of"]
+
+Column = Callable[[], FloatColumn]
+
+
+class Effect:
+    """What one technique does to memory. A method that a technique does not write changes nothing.
+
+    Effects are asked in the order of their `order`, and of the names of their modules where that is equal: what one
+    returns is what the next one is given.
+    """
+
+    order = 1
+
+    def on(self, job: Job) -> bool:
+        """Whether the job uses the technique, or any of its layouts may."""
+        return True
+
+    # of one layer and one micro-batch
+
+    def gone(self, c: LayerColumns, tensors: Tensors) -> Gone:
+        """Return which of a layer's saved tensors are not on the device until the layer runs backward."""
+        return {}
+
+    def gone_share(self, job: Job, layouts: LayoutColumns) -> float:
+        """Return the share of the layers whose tensors are `gone`."""
+        return 1.0
+
+    def kept(self, layers: PricedLayers, kind: int, gone: Gone, kept: Column) -> FloatColumn:
+        """Return what a layer of one kind keeps beside the tensors that are `gone`; `kept` is that without the
+        technique."""
+        return kept()
+
+    def kept_by_head(self, job: Job, rows: RankColumns, kept: Column, whole: Column) -> FloatColumn:
+        """Return what a prediction head saves, where it keeps of its layer what the decoder's layers `kept`, and the
+        `whole` of it."""
+        return kept()
+
+    # of the layers of a rank
+
+    def saved_share(self, job: Job, rows: RankColumns) -> Size:
+        """Return the share of what layers keep that is saved."""
+        return 1.0
+
+    def saved_besides(self, job: Job, rows: RankColumns) -> Size:
+        """Return what layers save beside that, over all micro-batches in flight."""
+        return 0.0
+
+    def on_device(
+        self, job: Job, rows: RankColumns, saved_bytes: FloatColumn, of_groups: Sequence[FloatColumn]
+    ) -> FloatColumn:
+        """Return the part of `saved_bytes`, the activations of all layers of a rank over the micro-batches in flight,
+        that does not wait in host memory. A layer of each group saves `of_groups` bytes for one micro-batch."""
+        return saved_bytes
+
+    def back_on_device(self, job: Job, rows: RankColumns) -> Size:
+        """Return what is on the device all the same of activations that the technique takes from there."""
+        return 0.0
+
+    def keeps_inputs(self, job: Job, rows: RankColumns) -> bool | BoolColumn:
+        """Whether the inputs of a micro-batch's layers outlive their forward pass, its mask among them."""
+        return False
+
+    # of a vision encoder
+
+    def kept_by_encoder(
+        self, job: Job, rows: RankColumns, vision: Vision, of_block: Size, kept: FloatColumn
+    ) -> FloatColumn:
+        """Return what all blocks of an encoder save for each patch, each of which makes `of_block` bytes; `kept` is
+        that without the technique."""
+        return kept
+
+    def encoded_again(self, job: Job, rows: RankColumns, vision: Vision, of_block: Size) -> Size:
+        """Return what is computed again at once for each patch, of blocks of an encoder that make `of_block` bytes."""
+        return 0.0
+
+    # of moments
+
+    def lasting(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
+        """Return terms of what is made once and stays."""
+        return {}
+
+    def in_passes(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
+        """Return terms of what is alive through all passes forward and backward."""
+        return {}
+
+    def at_the_loss(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
+        """Return terms of what is alive while the loss and the head run."""
+        return {}
+
+    def beside_layer(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
+        """Return terms of what is alive beside the layer that runs backward."""
+        return {}
+
+    def after_forward(self, beside: Mapping[str, FloatColumn], rows: RankColumns) -> Size:
+        """Return what is not there yet, of the terms `beside` the layer that runs backward, when the last layer runs
+        forward for the last time."""
+        return 0.0
+
+    def wasted(self, job: Job, rows: RankColumns) -> Size:
+        """Return what the allocator wastes where it cuts blocks of one size for tensors of another, as `facts` say it
+        does."""
+        return 0.0
+
+    # of what waits in host memory
+
+    def moves(self, job: Job, layouts: LayoutColumns) -> bool:
+        """Whether activations of any layout wait in host memory."""
+        return False
+
+    def without_moves(self, job: Job, layouts: LayoutColumns) -> tuple[Job, LayoutColumns]:
+        """Return job and layouts with these activations on the device."""
+        return job, layouts
+
+    def pinned(self, job: Job, rows: RankColumns) -> Mapping[str, Sequence[FloatColumn]]:
+        """Return terms of buffers in host memory, each of them pinned by itself."""
+        return {}
+
+    def waiting(self, job: Job, rows: RankColumns, moved: FloatColumn) -> FloatColumn:
+        """Return what waits in host memory of the activations that are `moved` off the device."""
+        return moved
+
+
+@cache
+def _all_effects() -> tuple[Effect, ...]:
+    package = import_module("llmlaunch.memory.techniques")
+    names = sorted(module.name for module in iter_modules(package.__path__))
+    modules = [import_module(f"{package.__name__}.{name}") for name in names]
+    kinds = [
+        kind
+        for module in modules
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Effect) and kind.__module__ == module.__name__
+    ]
+    return tuple(sorted((kind() for kind in kinds), key=lambda effect: effect.order))
+
+
+def effects_of(job: Job) -> tuple[Effect, ...]:
+    """Return the effects that the job uses, in order. The job carries the answer."""
+    known: tuple[Effect, ...] | None = vars(job).get("effects")
+    if known is None:
+        known = vars(job)["effects"] = tuple(effect for effect in _all_effects() if effect.on(job))
+    return known
