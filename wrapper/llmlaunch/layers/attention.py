@@ -211,6 +211,8 @@ class Attention(SoftmaxAttention):
     window: Window | None = None
     turned_beside_images: bool = False
     norm_vectors: int = 1
+    scaled: tuple[float, ...] = ()
+    scaled_input: bool = False
     norm_moved_by = QKV
 
     @property

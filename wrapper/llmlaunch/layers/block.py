@@ -93,6 +93,8 @@ class Block:
     norm_read_by: tuple[str, ...] = ()  # parts of matrices that read the output of that norm
     norm_always_read: bool = False  # though all linear layers that read the output of that norm are frozen
     repeated_modules: tuple[str, ...] = ()  # modules of selective recompute whose tensors are all back at once
+    scaled: tuple[float, ...] = ()  # columns of each tensor that it multiplies by a constant
+    scaled_input: bool = False  # one of these is its input: it reads a tensor of its own, and not the norm's output
 
     @cached_property
     def matrices(self) -> tuple[Matrix, ...]:

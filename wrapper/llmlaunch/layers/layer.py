@@ -84,19 +84,22 @@ class Branch:
 
     def _norm_tensors(self, c: LayerColumns) -> dict[str, Saved]:
         """A norm keeps its input and statistics, the linear after it the output; dropout before the norm keeps a
-        mask. What a norm behind the blocks puts out is only added (Gemma 2)."""
+        mask. A block that multiplies the output by a constant keeps the product: nothing keeps what a constant
+        multiplies. What a norm behind the blocks puts out is only added (Gemma 2)."""
         facts, role = c.facts, self.role
 
         def tags(name: str) -> tuple[str, ...]:
             return tuple(dict.fromkeys(each for block in self.blocks for each in getattr(block, name)))
 
+        own_inputs = sum(block.scaled_input for block in self.blocks)
+        outputs = own_inputs + (own_inputs < len(self.blocks))
         mask = float(self.hidden) if self.dropout else 0.0
         per_token = (facts.residual_bytes + facts.layer.norm_extra_bytes) * self.hidden + FP32_BYTES
         output = c.tokens if facts.foreign.gathered_inputs_kept else c.stream_tokens
         tensors = {
             f"{role}_norm_input": Saved(c.stream_tokens * (per_token + mask), moved_by=tags("norm_moved_by")),
             f"{role}_norm_output": Saved(
-                output * facts.layer.linear_input_bytes * self.hidden,
+                outputs * output * facts.layer.linear_input_bytes * self.hidden,
                 freed_by=tags("norm_freed_by"),
                 moved_by=tags("norm_output_moved_by"),
                 read_by=tags("norm_read_by"),

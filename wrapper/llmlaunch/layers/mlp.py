@@ -22,12 +22,15 @@ __all__ = ["Mlp", "inputs_kept", "mlp_backward", "mlp_matrices", "mlp_modules", 
 
 @frozen
 class Mlp(Block):
-    """`width` columns inside; gated: SwiGLU and kin, with a gate beside up."""
+    """`width` columns inside; gated: SwiGLU and kin, with a gate beside up. `scaled_output`: what it adds to the
+    residual stream is multiplied by a constant."""
 
     hidden: int
     width: int
     gated: bool = True
     bias: bool = False
+    scaled: tuple[float, ...] = ()
+    scaled_output: bool = False
     role = "mlp"
     norm_freed_by = ("mlp",)
     norm_read_by = ("gate_proj", "up_proj")
@@ -84,7 +87,8 @@ class Mlp(Block):
         0.19)."""
         width = c.tokens * self.width / c.tensor * (1.0 / c.techniques.mlp_chunks)
         first, second = (matrix.elements_on_device(c) for matrix in self.matrices)
-        steps = mlp_backward(c, self.gated, width, c.tokens * self.hidden, (first, second))
+        hidden, output = c.tokens * self.hidden, self.scaled_output
+        steps = mlp_backward(c, self.gated, width, hidden, (first, second), scaled_output=output)
         if not self._chunked(c):
             return steps
         return steps + (projected_bytes(c, self.gated) + c.facts.layer.linear_input_bytes) * width
@@ -165,10 +169,12 @@ def mlp_backward(
     hidden: FloatColumn,
     matrices: Sequence[Size],
     outliving: Size = 0.0,
+    scaled_output: bool = False,
 ) -> FloatColumn:
-    """Return the bytes alive at the worst step of an MLP's backward pass: the second linear (gradient of its output and
-    of its input), the activation function (gradients of both sides; the saved input of the second linear is gone), the
-    first linear (gradient of its input, and of its weight where that is not accumulated in place).
+    """Return the bytes alive at the worst step of an MLP's backward pass: the second linear (gradient of its output,
+    where that is not the residual stream's, and of its input), the activation function (gradients of both sides; the
+    saved input of the second linear is gone), the first linear (gradient of its input, and of its weight where that is
+    not accumulated in place).
 
     `width` and `hidden` are elements of one MLP-wide and one hidden-wide tensor, `matrices` those of both weights;
     `outliving` is the share of the second linear's input that outlives its backward."""
@@ -177,7 +183,7 @@ def mlp_backward(
     projected = 2.0 if gated else 1.0
     no_temporary = facts.layer.weight_gradient_fused or c.techniques.adapters is not None
     first, second = (0.0 if no_temporary else facts.states.parameter_bytes * matrix for matrix in matrices)
-    output = hidden if facts.layer.branch_gradients_apart else 0.0
+    output = hidden if facts.layer.branch_gradients_apart or scaled_output else 0.0
     second_linear = e * (output + width) + second
     created = 0.0 if facts.layer.gated_gradient_in_place and gated else projected
     saved_input = w * width

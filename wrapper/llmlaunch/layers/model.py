@@ -22,7 +22,7 @@ from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.pooled_attention import PooledAttention
 from llmlaunch.layers.short_convolution import ShortConvolution
 from llmlaunch.layers.sparse_attention import SparseAttention
-from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape
+from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, Multipliers
 
 __all__ = ["Model", "model_of", "norm_parameters", "stream_contraction", "stream_mixing"]
 
@@ -207,7 +207,7 @@ def _attention(shape: ModelShape, full: bool) -> Attention:
         norm = "l2"
     elif shape.qk_layernorm:
         norm = "all" if shape.qk_norm_of_all_heads else "head"
-    head_dim, groups = shape.head_dim, shape.num_query_groups
+    head_dim, groups, constants = shape.head_dim, shape.num_query_groups, shape.multipliers or Multipliers()
     if full and window is not None:
         head_dim, groups = window.full_head_dim or head_dim, window.full_query_groups or groups
     return Attention(
@@ -228,6 +228,13 @@ def _attention(shape: ModelShape, full: bool) -> Attention:
         window=None if window is None or full else Window(window.tokens, window.chunked),
         turned_beside_images=shape.vision is not None,
         norm_vectors=_norm_vectors(shape),
+        scaled=_scaled(
+            (constants.attention_input, shape.hidden_size),
+            (constants.keys, groups * head_dim),
+            (constants.attention_output, shape.hidden_size),
+            (constants.residual, shape.hidden_size),
+        ),
+        scaled_input=constants.attention_input is not None,
     )
 
 
@@ -280,7 +287,25 @@ def _mamba(shape: ModelShape) -> Mamba2:
 
 
 def _mlp(shape: ModelShape) -> Mlp:
-    return Mlp(shape.hidden_size, shape.ffn_hidden_size, shape.gated_mlp, shape.linear_bias)
+    constants = shape.multipliers or Multipliers()
+    scaled = _scaled(
+        (constants.gate, shape.ffn_hidden_size),
+        (constants.mlp_output, shape.hidden_size),
+        (constants.residual, shape.hidden_size),
+    )
+    return Mlp(
+        hidden=shape.hidden_size,
+        width=shape.ffn_hidden_size,
+        gated=shape.gated_mlp,
+        bias=shape.linear_bias,
+        scaled=scaled,
+        scaled_output=constants.mlp_output is not None or constants.residual is not None,
+    )
+
+
+def _scaled(*products: tuple[float | None, int]) -> tuple[float, ...]:
+    """Return the columns of tensors that are multiplied by a constant, of those that may be."""
+    return tuple(float(columns) for constant, columns in products if constant is not None)
 
 
 def _mixture(shape: ModelShape) -> Mixture:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
+from llmlaunch.models.multipliers import Multipliers
 from llmlaunch.rundir.values import counted
 
 __all__ = [
@@ -156,6 +157,7 @@ _SECTIONS: Mapping[str, Callable[..., Any]] = {
     "linear_attention": LinearAttention,
     "mla": MlaShape,
     "indexer": Indexer,
+    "multipliers": Multipliers,
     "rope_scaling": RopeScaling,
     "short_convolution": ShortConvolutionShape,
     "sliding_window": SlidingWindow,

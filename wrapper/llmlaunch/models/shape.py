@@ -30,6 +30,7 @@ from llmlaunch.models.attention import (
 )
 from llmlaunch.models.mamba import Mamba, check_mamba
 from llmlaunch.models.mixture import OF_MEMORY, OF_TIME, MoeShape, Router, check_mixture
+from llmlaunch.models.multipliers import Multipliers
 from llmlaunch.models.vision import Vision, check_vision
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "MlaShape",
     "ModelShape",
     "MoeShape",
+    "Multipliers",
     "RopeScaling",
     "Router",
     "ShortConvolutionShape",
@@ -200,6 +202,9 @@ class ModelShape:
     mamba: Mamba | None = key(
         "Layers of one part each, Mamba-2 mixers among them; absent = each has attention and an MLP", default=None
     )
+    multipliers: Multipliers | None = key(
+        "Constants that tensors are multiplied by (Granite, Falcon-H1); absent = none is", default=None
+    )
     vision: Vision | None = key("Vision encoder before the decoder; absent = text alone (Qwen3-VL)", default=None)
 
     @property
@@ -262,7 +267,7 @@ OF_FAMILIES = (
     *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
     *("qk_l2_norm", "attention_gate", "linear_attention", "compressed_attention", "residual_streams"),
     *("activation_limit", "value_norm", "keys_are_values"),
-    *("mamba", "mtp_repeated", "vision", "short_convolution"),
+    *("mamba", "mtp_repeated", "vision", "short_convolution", "multipliers"),
 )
 # fields in which families differ, sizes aside
 MARKS = frozenset(
@@ -273,7 +278,7 @@ MARKS = frozenset(
         *("qk_l2_norm", "no_rope_every", "temperature_tuning"),
         *("attention_gate", "linear_attention", "compressed_attention", "residual_streams", "activation_limit"),
         *("value_norm", "keys_are_values"),
-        *("mamba", "short_convolution"),
+        *("mamba", "short_convolution", "multipliers"),
     }
 )
 

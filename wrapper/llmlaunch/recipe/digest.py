@@ -113,6 +113,7 @@ _LATER: Mapping[str, Any] = {
     "attention_gate": False,
     "linear_attention": None,
     "short_convolution": None,
+    "multipliers": None,
     "compressed_attention": None,
     "residual_streams": 1,
     "value_norm": False,

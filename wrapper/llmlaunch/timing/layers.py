@@ -208,6 +208,8 @@ def _launched(job: Job, c: LayerColumns, layer: Layer) -> tuple[float, float]:
     """Return the kernels of a layer without a mixture, with those of the adapters beside its linear layers. A frozen
     matrix has no gradient: that is one kernel less, backward. An MLP in pieces launches its own for each."""
     forward, backward = (sum(each) for each in zip(*(block.kernels(job.facts) for block in layer.blocks), strict=True))
+    scaled = float(sum(len(block.scaled) for block in layer.blocks))
+    forward, backward = forward + scaled, backward + scaled
     adapters = job.techniques.adapters
     if adapters is not None:
         beside = float(len(adapted(layer.matrices, adapters)))
@@ -356,8 +358,9 @@ def _launches(
 def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, layer: Layer) -> tuple[Work, FloatColumn, FloatColumn]:
     """Return the seconds of element-wise operations, and of these, forward, those of activation functions and of norms:
     bytes read and written through device memory. Norms and residual additions as the backend's kernels move them;
-    fused, a gated activation reads 2 and writes 1 forward, reads 3 and writes 2 backward. Quantized linears cast their
-    input forward and the gradient of their output backward."""
+    fused, a gated activation reads 2 and writes 1 forward, reads 3 and writes 2 backward. A product with a constant
+    reads and writes a tensor in either pass. Quantized linears cast their input forward and the gradient of their
+    output backward."""
     moved, e, c = job.facts.layer.kernels, job.facts.layer.activation_bytes / pace.element_wise, at.layer
     norms = [each * e * sum(branch.norms * branch.hidden for branch in layer.branches) for each in moved.norm_elements]
     passes = []
@@ -375,6 +378,8 @@ def _element_wise(job: Job, at: SplitColumns, pace: DevicePace, layer: Layer) ->
         if amounts is not None:
             work = seconds_of(job, pace, amounts)
             passes = [passes[0] + work.forward, passes[1] + work.backward]
+        if block.scaled:
+            passes = [each + (2.0 * e * sum(block.scaled)) * at.tokens for each in passes]
         activated, gates = block.activation_columns(c), block.activation_gates
         if not isinstance(activated, float):
             forward = ((gates + 1.0 + moved.activation_elements[0]) * e) * activated

@@ -18,6 +18,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, all_ranks, least
 from llmlaunch.memory.weights import trained_counts
+from llmlaunch.models.multipliers import Multipliers
 from llmlaunch.timing.exchange import expert_exchange, tensor_pass
 from llmlaunch.timing.layers import Collectives, LayerSeconds, forward_only, layer_seconds
 from llmlaunch.timing.products import DevicePace, SplitColumns, pace, rates, split_of
@@ -142,7 +143,10 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     looked_up = 0.0 * one_pass if facts.states.embedding_whole else exchange
     # a table that is not trained has no backward pass
     trained = 0.5 if job.techniques.adapters is not None or job.techniques.trained_layers is not None else 1.0
+    constants = shape.multipliers or Multipliers()
     first = {"element_wise": (trained * 4.0 * hidden) * at.tokens, "tensor_parallel": trained * looked_up}
+    if constants.embedding is not None:
+        first["element_wise"] = 2.0 * first["element_wise"]  # which reads and writes as much
     for kind, column in encoder_seconds(job, cluster, at, pace).items():
         first[kind] = first[kind] + column if kind in first else column
     vocabulary = float(shape.vocab_size)
@@ -152,6 +156,8 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     logit_traffic = passes * (facts.loss.logit_bytes + facts.loss.logit_gradient_bytes)
     if job.techniques.loss in ("native", "te"):  # nobody has measured Transformer Engine's, which moves fewer bytes
         logit_traffic = NATIVE_LOSS_BYTES
+    if constants.logits is not None:
+        logit_traffic = logit_traffic + 4.0 * facts.layer.activation_bytes  # read and written forward and backward
     over = at.tokens if facts.loss.logits_gathered else at.share
     loss = (logit_traffic / pace.element_wise * vocabulary + 4.0 * hidden) * over
     if facts.loss.logits_gathered:

@@ -135,6 +135,14 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.model.short_convolution is not None,
     ),
     Requirement(
+        "no-multipliers",
+        "model.multipliers",
+        "no argument multiplies what blocks read and add, keys, gates or parts of a mixer by constants, as Granite and "
+        "Falcon-H1 do (--use-mup: embedding and logits alone); " + ELSEWHERE,
+        "megatron/core/transformer/transformer_config.py use_mup, core 0.19",
+        lambda r: r.model.multipliers is not None,
+    ),
+    Requirement(
         "no-scaled-embedding",
         "model.scaled_embedding",
         "no argument multiplies the embedding by sqrt(hidden_size), as Gemma's; " + ELSEWHERE,

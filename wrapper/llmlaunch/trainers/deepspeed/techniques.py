@@ -47,12 +47,15 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
     from deepspeed.runtime.sequence_parallel.ulysses_sp import sequence_tiled_compute
 
     cap = getattr(model.config, "final_logit_softcapping", None)
+    scale = getattr(model.config, "lm_head_multiplier", 1.0) / getattr(model.config, "logits_scaling", 1.0)
 
     def forward(self: torch.nn.Module, targets: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         head = self.get_output_embeddings()
 
         def piece(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             logits = head(hidden)
+            if scale != 1.0:
+                logits = logits * scale
             if cap is not None:
                 logits = torch.tanh(logits / cap) * cap
             return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
