@@ -13,6 +13,7 @@ from trainer_runner import Train
 
 from llmlaunch.assets import asset
 from llmlaunch.facts import Gathering
+from llmlaunch.families.written import config_of
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.config import ds_config, model_config
 from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
@@ -21,7 +22,6 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.gathering import gathered
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters
-from llmlaunch.models.huggingface.written import config_of
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.recipe.load import load_recipe
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
+from llmlaunch.families.presets import resolve_model
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS
 from llmlaunch.layout import Layout, LayoutColumns, Situation
-from llmlaunch.models.presets import resolve_model
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Adapters, Techniques

@@ -14,6 +14,10 @@ import numpy as np
 import pytest
 
 import llmlaunch
+from llmlaunch.families.config import shape_from_config
+from llmlaunch.families.presets import load_preset, preset_names
+from llmlaunch.families.registry import all_families, family_named, family_names, same_family
+from llmlaunch.families.written import config_of, unsaid
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers import model as layered
@@ -22,11 +26,7 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations
-from llmlaunch.models.huggingface.config import SAME, shape_from_config
-from llmlaunch.models.huggingface.defaults import ALIASES, DEFAULTS
-from llmlaunch.models.huggingface.written import config_of, unsaid
-from llmlaunch.models.presets import load_preset, preset_names
-from llmlaunch.models.shape import FAMILIES, ModelShape, ShortConvolutionShape
+from llmlaunch.models.shape import ModelShape, ShortConvolutionShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.workload import Workload
 from support.changed_facts import changed
@@ -130,7 +130,7 @@ def built(config: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     values = {key: value for key, value in config.items() if key != "quantization_config"}
-    values["model_type"] = SAME.get(config["model_type"], config["model_type"])
+    values["model_type"] = same_family(config["model_type"])
     models = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
     with torch.device("meta"):
         return models.from_config(AutoConfig.for_model(**values))
@@ -145,12 +145,12 @@ def published(preset: str) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", family_names())
 def test_defaults_are_those_of_the_class(family: str) -> None:
     from transformers import AutoConfig
 
     real = AutoConfig.for_model(family)
-    for key, value in DEFAULTS[family].items():
+    for key, value in family_named(family).defaults.items():
         if key not in ROPE and value is not None:
             theirs = vars(real)[key] if key in vars(real) else getattr(real, key)  # of all layers, or by another name
             assert theirs == value, key
@@ -162,7 +162,7 @@ def test_defaults_are_those_of_the_class(family: str) -> None:
     turned = window.full_rotary_percent if window and layered.model_of(shape).heads_differ else shape.rotary_percent
     assert turned == full.get("partial_rotary_factor", 1.0)
     assert (shape.rope_scaling is None) == (full.get("rope_type", "default") in ("default", "proportional"))
-    for key, value in (DEFAULTS[family].get("rope_parameters") or {}).items():
+    for key, value in (family_named(family).defaults.get("rope_parameters") or {}).items():
         assert full[key] == value, key
     if shape.sliding_window is not None and shape.sliding_window.full_every:
         local = "chunked_attention" if shape.sliding_window.chunked else "sliding_attention"
@@ -173,12 +173,12 @@ def test_defaults_are_those_of_the_class(family: str) -> None:
         assert real.layer_types == kinds
 
 
-@pytest.mark.parametrize("family", ALIASES)
+@pytest.mark.parametrize("family", [name for name, family in all_families() if family.aliases])
 def test_other_names_are_those_of_the_class(family: str) -> None:
     from transformers import AutoConfig
 
     theirs = type(AutoConfig.for_model(family)).attribute_map
-    ours = {alias: key for alias, key in ALIASES[family].items() if key != "num_nextn_predict_layers"}
+    ours = {alias: key for alias, key in family_named(family).aliases.items() if key != "num_nextn_predict_layers"}
     assert {alias: theirs.get(alias, key) for alias, key in ours.items()} == ours
 
 

@@ -10,12 +10,12 @@ import pytest
 from judges import MegatronJudge
 
 from llmlaunch.assets import asset
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations, rank_encoder
-from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape, RopeScaling, SlidingWindow
 from llmlaunch.models.vision import Vision
 from llmlaunch.recipe.load import load_recipe

@@ -14,6 +14,7 @@ from typing import Any
 
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
+from llmlaunch.families.registry import all_families, family_names
 from llmlaunch.frameworks.base import Requirement
 from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
@@ -44,7 +45,6 @@ from llmlaunch.frameworks.megatron.extra_arguments import megatron_groups
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.layout import Rule
-from llmlaunch.models.huggingface.keys import KEYS_OF
 from llmlaunch.planner.preference import habits
 from llmlaunch.techniques import BIT_EQUAL, CHANGES_ROUNDING
 from llmlaunch.units import GIB
@@ -153,11 +153,11 @@ def _trainer_table() -> str:
 def _config_keys_table() -> str:
     """One row for each key of config.json that is one field of a shape."""
     families: dict[tuple[str, str], list[str]] = {}
-    for family, rows in KEYS_OF.items():
-        for row in rows:
+    for family, about in all_families():
+        for row in about.keys:
             families.setdefault((row.key, row.field), []).append(family)
     listed = [
-        [f"`{key}`", f"`{field}`", "all" if len(names) == len(KEYS_OF) else ", ".join(names)]
+        [f"`{key}`", f"`{field}`", "all" if len(names) == len(family_names()) else ", ".join(names)]
         for (key, field), names in families.items()
     ]
     return _table(["key of config.json", "field of the shape", "families"], listed)

@@ -16,6 +16,7 @@ FLOORS = (
     ("causes", "verdicts"),
     ("documents",),
     ("cluster", "facts", "models", "techniques", "workload"),
+    ("families",),
     ("layout", "recipe"),
     ("findings", "layers"),
     ("memory",),

@@ -12,6 +12,7 @@ from layer_tensors import layer_tensors, mixture_layer, rank_layers, rank_tensor
 from shapes import job_of
 
 from llmlaunch.facts import MemoryFacts
+from llmlaunch.families.presets import find_model
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
@@ -20,7 +21,6 @@ from llmlaunch.memory.job import Job, RankColumns, all_ranks, of_classes
 from llmlaunch.memory.loss import final_norm, saved_by_heads
 from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
 from llmlaunch.memory.workspace import layer_backward, passing_buffers
-from llmlaunch.models.presets import find_model
 from llmlaunch.models.shape import CompressedAttention, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from support.changed_facts import changed

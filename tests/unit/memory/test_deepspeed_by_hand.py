@@ -13,6 +13,7 @@ from layer_tensors import layer_tensors
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.facts import NONE, Gathering, MemoryFacts
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.parameters import count_parameters
@@ -23,7 +24,6 @@ from llmlaunch.memory.moments import transient_terms
 from llmlaunch.memory.states import states
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.memory.workspace import layer_backward
-from llmlaunch.models.presets import load_preset
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from support.changed_facts import changed
 

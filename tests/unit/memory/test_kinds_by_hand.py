@@ -10,6 +10,7 @@ import pytest
 from layer_tensors import rank_tensors
 from shapes import job_of
 
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.model import model_of
@@ -18,7 +19,6 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, largest_layer, returned_key_values
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
-from llmlaunch.models.presets import load_preset
 from support.changed_facts import changed
 
 N = 1024  # tokens of a sequence, as many as a window has

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B, MIXTRAL, job_of, ranks
 
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks, of_classes
 from llmlaunch.memory.layer_wise import WholeMatrices, whole_matrices
 from llmlaunch.memory.states import states
-from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape, SlidingWindow
 
 MUON = MegatronOptions(muon=True, matrices_whole=True)

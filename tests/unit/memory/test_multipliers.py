@@ -11,6 +11,7 @@ from shapes import LLAMA3_8B, job_of
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.errors import UserError
+from llmlaunch.families.presets import find_model
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layers.attention import Attention
 from llmlaunch.layers.block import Behind
@@ -19,7 +20,6 @@ from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks
-from llmlaunch.models.presets import find_model
 from llmlaunch.models.shape import ModelShape, Multipliers
 from llmlaunch.techniques import NO_TECHNIQUES
 from llmlaunch.timing.step import step_time

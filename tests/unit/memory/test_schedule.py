@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shapes import LLAMA3_8B, MEGATRON
 
+from llmlaunch.families.presets import load_preset
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload

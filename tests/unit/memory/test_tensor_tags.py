@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 from shapes import MEGATRON, job_of
 
+from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.block import Block, Saved
@@ -17,7 +18,6 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.layer_bytes import layers_of
-from llmlaunch.models.presets import load_preset, preset_names
 from llmlaunch.techniques import Adapters, OffloadModule, RecomputeModule, Techniques
 
 ALONE = Layout()

@@ -11,6 +11,7 @@ import pytest
 from shapes import job_of
 
 from llmlaunch.facts import MemoryFacts
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
@@ -20,7 +21,6 @@ from llmlaunch.memory.moments import transient_terms
 from llmlaunch.memory.vision import encoder_activations, encoder_backward
 from llmlaunch.memory.weights import distinct_matrices, rank_parameters, trained_parameters
 from llmlaunch.memory.workspace import embedding_backward
-from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.models.vision import Vision
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from llmlaunch.families.presets import load_preset
 from llmlaunch.layers.attention import Attention
 from llmlaunch.layers.block import Block
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.model import model_of
-from llmlaunch.models.presets import load_preset
 
 
 def first_layer(name: str) -> Layer:

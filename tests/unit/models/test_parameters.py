@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
+from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.layers.parameters import ModelParameters, count_parameters
-from llmlaunch.models.presets import load_preset, preset_names
 
 
 def count_of(name: str) -> ModelParameters:

@@ -11,8 +11,8 @@ import pytest
 from llmlaunch.app.gallery import gallery
 from llmlaunch.assets import asset
 from llmlaunch.cluster.load import find_accelerator
+from llmlaunch.families.presets import preset_names
 from llmlaunch.frameworks.registry import backend_for
-from llmlaunch.models.presets import preset_names
 from llmlaunch.planner.plan import Plan, plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.types import Recipe

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from timed_jobs import BASE, LLAMA, job, time_of, total
 
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layers.attention import SoftmaxAttention
 from llmlaunch.layers.model import model_of
 from llmlaunch.layers.pooled_attention import PooledAttention
-from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import Indexer, MlaShape, ModelShape, SlidingWindow
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from timed_jobs import BASE, FACTS, H100, LLAMA, term, total
 
 from llmlaunch.facts import MemoryFacts
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.job import Job
-from llmlaunch.models.presets import load_preset
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from llmlaunch.timing.constants import constant, replaced
 from llmlaunch.workload import Workload

@@ -22,12 +22,12 @@ from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import machine_of
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import FULL_ITERATION, GraphScope, PagedStash
 from llmlaunch.timing.constants import constant

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from timed_jobs import BASE, H100, LLAMA, MIXTRAL, WORK, alternating, job, time_of
 
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape, SlidingWindow
 from llmlaunch.timing.exchange import tensor_passes
 from llmlaunch.timing.products import pace, split_of

@@ -8,10 +8,10 @@ import numpy as np
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.models.presets import load_preset
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.timing.step import StepTime, step_time

@@ -18,8 +18,7 @@ from llmlaunch.facts import MemoryFacts
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms
-from llmlaunch.models.attention import ATTENTION_SECTIONS, attention_section
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.sections import section_from, sections_of
 from llmlaunch.models.shape import (
     OF_FAMILIES,
     OF_MEMORY,
@@ -29,7 +28,6 @@ from llmlaunch.models.shape import (
     MoeShape,
     Router,
 )
-from llmlaunch.models.vision import vision_of
 from llmlaunch.techniques import GraphScope, Techniques
 from llmlaunch.workload import Workload
 
@@ -184,11 +182,11 @@ def _shape(record: Record) -> ModelShape:
 
 def _family_fields(model: Record) -> dict[str, Any]:
     """Return the fields that only records of our own runs have."""
-    fields = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
-    sections = {name: attention_section(name, fields[name]) for name in ATTENTION_SECTIONS if name in fields}
-    mamba = {"mamba": Mamba(**fields["mamba"])} if "mamba" in fields else {}
-    vision = {"vision": vision_of(fields["vision"])} if "vision" in fields else {}
-    return fields | sections | mamba | vision
+    values = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
+    sections = {
+        name: section_from(cls, values[name]) for name, cls in sections_of(ModelShape).items() if name in values
+    }
+    return values | sections
 
 
 def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:

@@ -61,7 +61,7 @@ RESIDENT = ("resident",)  # the kind of peak on a CPU-only machine
 
 @dataclass(frozen=True)
 class RunClass:
-    """The class of runs that a plan belongs to. `family` is a value of `models.families.kind_of`, `version` the
+    """The class of runs that a plan belongs to. `family` is a value of `models.shape.kind_of`, `version` the
     framework's, `kinds` the kinds of peak a margin may rest on, best first."""
 
     accelerator: str

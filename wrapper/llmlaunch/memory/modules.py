@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from llmlaunch.families.registry import family_named
 from llmlaunch.layers.encoder import encoder_of
 from llmlaunch.layers.model import model_of
 from llmlaunch.layers.modules import NO_PARAMETERS, Module, ModuleSplit, ModuleStyle, container
@@ -17,12 +18,6 @@ from llmlaunch.techniques import Adapters
 
 __all__ = ["modules_of"]
 
-# Families whose models have one linear for queries, keys and values, and one for gate and up.
-FUSED_LINEARS = ("phi3", "gpt2")
-# Families whose mixture DeepSpeed gathers as one module (deepspeed/runtime/zero/leaf_module_config.py
-# DEFAULT_LEAF_MODULE_CLASSES, 0.19.8).
-LEAF_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
-
 
 @lru_cache(maxsize=64)
 def modules_of(shape: ModelShape, split: ModuleSplit, adapters: Adapters | None) -> tuple[Module, ...]:
@@ -30,7 +25,8 @@ def modules_of(shape: ModelShape, split: ModuleSplit, adapters: Adapters | None)
     inside it."""
     counts, model, encoder = count_parameters(shape), model_of(shape), encoder_of(shape)
     divided, tied = counts.embedding // split.tensor, shape.tied_embeddings
-    style = ModuleStyle(split, adapters, shape.family in FUSED_LINEARS, shape.family in LEAF_MIXTURES)
+    family = family_named(shape.family)
+    style = ModuleStyle(split, adapters, family.fuses_linears, family.gathered_mixture)
     kinds = [layer.modules(style) for layer in model.kinds]
     table = Module(
         (counts.embedding if split.table_whole else divided,), frozen_table=adapters is not None and not tied

@@ -3,18 +3,15 @@ keys, delta nets, convolutions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.models.multipliers import Multipliers
 from llmlaunch.rundir.values import counted
 
 __all__ = [
-    "ATTENTION_SECTIONS",
     "CompressedAttention",
     "Count",
     "Indexer",
@@ -27,7 +24,6 @@ __all__ = [
     "ShortConvolutionShape",
     "Size",
     "SlidingWindow",
-    "attention_section",
     "check_compressed",
     "check_indexer",
     "check_short_convolution",
@@ -150,26 +146,6 @@ class CompressedAttention:
     index_loss_coeff: float = key(
         "Weight of the loss that teaches the indexer to choose as attention does", default=0.01, gt=0, le=100
     )
-
-
-_SECTIONS: Mapping[str, Callable[..., Any]] = {
-    "compressed_attention": CompressedAttention,
-    "linear_attention": LinearAttention,
-    "mla": MlaShape,
-    "indexer": Indexer,
-    "multipliers": Multipliers,
-    "rope_scaling": RopeScaling,
-    "short_convolution": ShortConvolutionShape,
-    "sliding_window": SlidingWindow,
-}
-
-
-def attention_section(name: str, values: Mapping[str, Any]) -> Any:
-    """Return the section `name` of plain values, as JSON has them."""
-    return _SECTIONS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
-
-
-ATTENTION_SECTIONS = tuple(_SECTIONS)
 
 
 def check_indexer(indexer: Indexer, mla: MlaShape | None) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import fields
+from typing import Literal
 
-from pydantic import Field
-from typing_extensions import NotRequired
-
-from llmlaunch.documents.keys import form, key, keys_of, section
-from llmlaunch.documents.text import Line
+from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.models.attention import (
     CompressedAttention,
@@ -36,7 +32,6 @@ from llmlaunch.models.vision import Vision, check_vision
 __all__ = [
     "CLAMP",
     "CLAMPED",
-    "FAMILIES",
     "MARKS",
     "OF_FAMILIES",
     "OF_MEMORY",
@@ -54,44 +49,9 @@ __all__ = [
     "ShortConvolutionShape",
     "SlidingWindow",
     "check_shape",
-    "family_of",
     "kind_of",
-    "model_form",
     "natural_activation",
 ]
-
-Family = Literal[
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "qwen2_moe",
-    "qwen3_moe",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "deepseek_v2",
-    "deepseek_v3",
-    "gpt2",
-    "gpt_oss",
-    "glm4_moe",
-    "minimax_m2",
-    "phi3",
-    "olmo3",
-    "deepseek_v32",
-    "glm_moe_dsa",
-    "llama4_text",
-    "qwen3_next",
-    "qwen3_5_text",
-    "qwen3_5_moe_text",
-    "deepseek_v4",
-    "gemma4_text",
-    "nemotron_h",
-    "lfm2",
-]
-FAMILIES: tuple[str, ...] = get_args(Family)
-
 
 SQUARED = "squared_relu"
 CLAMPED, CLAMP = "clamped_swiglu", 7.0  # gate x sigmoid(1.702 gate) x (up + 1), of a gate and an up within the clamp
@@ -157,7 +117,6 @@ class ModelShape:
     family: str = key(
         "Hugging Face model_type that says this shape; absent = the first that can",
         default="llama",
-        written=Family | None,
     )
     activation: str = key(
         "Activation of the MLP; absent = silu where it is gated, else gelu (by tanh). clamped_swiglu is GPT-OSS's",
@@ -247,72 +206,33 @@ class ModelShape:
         return -(-self.vocab_size // multiple) * multiple
 
 
-@cache
-def model_form() -> Any:
-    """Return the type of a model written inline: over a `base`, only what differs from it is given."""
-    base = Annotated[Line | None, Field(description="Preset or config.json this shape starts from")]
-    router = form("Router", keys_of(Router, over_base=True), description=Router.__doc__)
-    moe = form("MoeShape", keys_of(MoeShape, over_base=True, written={"router": router | None}))
-    mla = form("MlaShape", keys_of(MlaShape, over_base=True), description=MlaShape.__doc__)
-    mamba = form("Mamba", keys_of(Mamba, over_base=True), description=Mamba.__doc__)
-    vision = form("Vision", keys_of(Vision, over_base=True), description=Vision.__doc__)
-    parts = {"moe": moe | None, "mla": mla | None, "mamba": mamba | None, "vision": vision | None}
-    keys = {"base": NotRequired[base], **keys_of(ModelShape, over_base=True, written=parts)}
-    return form("Model", keys, description="A decoder-only model. With `base`, only what differs from it.")
-
-
-# Fields that few families have and memory depends on. Records of measured runs hold those that a model has.
-OF_FAMILIES = (
-    *("family", "qkv_bias", "zero_centered_norm", "post_norms", "attention_softcap", "logit_softcap", "sliding_window"),
-    *("activation", "attention_sinks", "qk_norm_of_all_heads", "indexer"),
-    *("qk_l2_norm", "attention_gate", "linear_attention", "compressed_attention", "residual_streams"),
-    *("activation_limit", "value_norm", "keys_are_values"),
-    *("mamba", "mtp_repeated", "vision", "short_convolution", "multipliers"),
-)
-# fields in which families differ, sizes aside
-MARKS = frozenset(
+# Fields in which models of one family differ; a shape that differs from its base in any other may be of another family.
+SIZES = frozenset(
     {
-        *("position_embedding", "normalization", "gated_mlp", "activation", "linear_bias", "qkv_bias", "qk_layernorm"),
-        *("moe", "mla", "zero_centered_norm", "post_norms", "sliding_window", "attention_sinks"),
-        *("rotary_percent", "qk_norm_of_all_heads", "norms_after_alone", "indexer"),
-        *("qk_l2_norm", "no_rope_every", "temperature_tuning"),
-        *("attention_gate", "linear_attention", "compressed_attention", "residual_streams", "activation_limit"),
-        *("value_norm", "keys_are_values"),
-        *("mamba", "short_convolution", "multipliers"),
+        *("name", "family", "num_layers", "hidden_size", "ffn_hidden_size", "vocab_size", "max_position_embeddings"),
+        *("num_attention_heads", "num_query_groups", "head_dim", "rotary_base", "rope_scaling", "norm_epsilon"),
+        *("tied_embeddings", "attention_dropout", "hidden_dropout", "mtp_num_layers", "mtp_repeated", "vision"),
+        *("scaled_embedding", "attention_scale", "attention_softcap", "logit_softcap"),
     }
 )
-
-
-def family_of(shape: ModelShape) -> str:
-    """Return the first family whose distinguishing mark `shape` has; for a shape that names no family."""
-    marks = {
-        "gpt2": shape.position_embedding == "learned_absolute",
-        "deepseek_v4": shape.compressed_attention is not None or shape.residual_streams > 1,
-        "gpt_oss": shape.attention_sinks,
-        "nemotron_h": shape.mamba is not None,
-        "qwen3_next": (shape.linear_attention is not None or shape.attention_gate) and shape.moe is not None,
-        "qwen3_5_text": shape.linear_attention is not None or shape.attention_gate,
-        "lfm2": shape.short_convolution is not None,
-        "olmo3": shape.norms_after_alone,
-        "llama4_text": shape.no_rope_every > 0,
-        "gemma4_text": shape.value_norm or shape.keys_are_values,
-        "gemma3_text": shape.post_norms and shape.qk_layernorm,
-        "gemma2": shape.post_norms,
-        "gemma": shape.zero_centered_norm,
-        "minimax_m2": shape.moe is not None and shape.qk_norm_of_all_heads,
-        "glm_moe_dsa": shape.indexer is not None and shape.indexer.interleaved,
-        "deepseek_v32": shape.indexer is not None,
-        "deepseek_v3": shape.mla is not None and shape.moe is not None and shape.moe.router.expert_bias,
-        "deepseek_v2": shape.mla is not None,
-        "glm4_moe": shape.moe is not None and shape.moe.router.expert_bias,
-        "qwen3_moe": shape.moe is not None and shape.qk_layernorm,
-        "qwen2_moe": shape.moe is not None and (shape.qkv_bias or shape.moe.shared_expert_ffn_hidden_size > 0),
-        "mixtral": shape.moe is not None,
-        "qwen3": shape.qk_layernorm,
-        "qwen2": shape.qkv_bias,
-        "mistral": shape.sliding_window is not None,
+MARKS = frozenset(item.name for item in fields(ModelShape)) - SIZES
+# Fields that every record of a measured run has, and those that change the arithmetic and no byte. The others are in
+# the records of the models that have them.
+RECORDED = frozenset(
+    {
+        *("name", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+        *("head_dim", "vocab_size", "max_position_embeddings", "tied_embeddings", "gated_mlp", "linear_bias"),
+        *("normalization", "position_embedding", "qk_layernorm", "attention_dropout", "hidden_dropout"),
+        *("mtp_num_layers", "moe", "mla"),
     }
-    return next((family for family, bears in marks.items() if bears), "llama")
+)
+ARITHMETIC = frozenset(
+    {
+        *("rotary_base", "rotary_percent", "rope_scaling", "no_rope_every", "temperature_tuning", "norm_epsilon"),
+        *("norms_after_alone", "scaled_embedding", "attention_scale"),
+    }
+)
+OF_FAMILIES = frozenset(item.name for item in fields(ModelShape)) - RECORDED - ARITHMETIC
 
 
 def kind_of(shape: ModelShape) -> str:

@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import isqrt
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
 
-__all__ = ["VISION_NEEDS", "Vision", "check_vision", "vision_of"]
+__all__ = ["Vision", "check_vision"]
 
 Size = Annotated[int, Field(ge=1, le=2**24)]
 Count = Annotated[int, Field(ge=1, le=2**16)]
 CHANNELS = 3  # red, green, blue
-VISION_NEEDS = ("depth", "hidden_size", "ffn_hidden_size", "num_attention_heads")
-"""Keys that an encoder cannot be without."""
 
 
 @section
@@ -79,11 +76,6 @@ class Vision:
     def projectors(self) -> int:
         """What makes tokens of patches: one behind the last block, and one for each of `deepstack`."""
         return 1 + len(self.deepstack)
-
-
-def vision_of(values: Mapping[str, Any]) -> Vision:
-    """Return the encoder of plain values, as presets and records have them."""
-    return Vision(**{**values, "deepstack": tuple(values.get("deepstack") or ())})
 
 
 def check_vision(vision: Vision, layers: int) -> None:

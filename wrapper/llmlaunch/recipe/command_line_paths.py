@@ -99,8 +99,8 @@ def _always(spec: str) -> bool:
 
 def _is_model(spec: str) -> bool:
     """Return whether the model is named by a path; presets and models of the hub have names."""
-    from llmlaunch.models.hub_ids import hub_model, is_hub_id
-    from llmlaunch.models.presets import preset_names
+    from llmlaunch.families.hub_ids import hub_model, is_hub_id
+    from llmlaunch.families.presets import preset_names
 
     if spec in preset_names():
         return False

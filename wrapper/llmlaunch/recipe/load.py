@@ -17,8 +17,8 @@ from llmlaunch.documents.slurm_options import over_site_options
 from llmlaunch.documents.validate import BadKey, report, validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, read_document
 from llmlaunch.errors import UserError
-from llmlaunch.models.hub_ids import hub_model, is_hub_id
-from llmlaunch.models.presets import resolve_model
+from llmlaunch.families.hub_ids import hub_model, is_hub_id
+from llmlaunch.families.presets import resolve_model
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.consistency import disagreements

@@ -26,7 +26,8 @@ from llmlaunch.documents.text import (
     SlurmOptions,
 )
 from llmlaunch.documents.yaml_strict import Document
-from llmlaunch.models.shape import ModelShape, model_form
+from llmlaunch.families.form import model_form
+from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.frameworks import FRAMEWORKS, FrameworkName, FrameworkTraits

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.facts import MemoryFacts
+from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.stated_zero import stated_settings
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings, settings_of_record
@@ -16,7 +17,6 @@ from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.states import States, states
-from llmlaunch.models.presets import load_preset
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import update_seconds

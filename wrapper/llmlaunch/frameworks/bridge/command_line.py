@@ -19,6 +19,7 @@ from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, file_text, job_name
 from llmlaunch.documents.yaml_strict import parse_document, parse_value
 from llmlaunch.errors import NoVerdict, UserError
+from llmlaunch.families.presets import preset_names
 from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS
 from llmlaunch.frameworks.bridge.recipe_fields import (
     PRECISION,
@@ -38,7 +39,6 @@ from llmlaunch.frameworks.megatron.command_line import model_values, read_namesp
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import dest_of
 from llmlaunch.frameworks.megatron.words import read_words
-from llmlaunch.models.presets import preset_names
 
 __all__ = ["read_bridge"]
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.families.registry import family_named
+from llmlaunch.families.written import config_of, unsaid
 from llmlaunch.frameworks.argument import Reason
 from llmlaunch.frameworks.deepspeed.own_settings import OWN_REASON, put_setting
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS
 from llmlaunch.layout import Layout
-from llmlaunch.models.huggingface.written import UNBALANCED, config_of, unsaid
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
@@ -81,8 +82,6 @@ FIELD_NAMES = {
     "mla": "ordinary attention, or latent,",
 }
 BYTE_TOKENS = 256
-# transformers refuses other widths even where head_dim is given (validate_architecture of these classes, 5.23)
-WHOLE_HEADS = ("llama", "gemma2", "gemma3_text", "deepseek_v2")
 
 
 def model_config(recipe: Recipe) -> Json:
@@ -116,13 +115,14 @@ def _problems(recipe: Recipe, shape: ModelShape) -> Iterator[tuple[str, str]]:
             "model.moe.capacity_factor",
             "transformers' experts drop no tokens; remove it or use backend: megatron-lm",
         )
-    if shape.family in UNBALANCED and recipe.training.start_from is None and recipe.techniques.adapters is None:
+    family = family_named(shape.family)
+    if not family.balances_experts and recipe.training.start_from is None and recipe.techniques.adapters is None:
         yield (
             "model",
             f"transformers' {shape.family} has neither the loss nor the bias update that keeps experts evenly used, so "
             "that it is no model to train from nothing; name training.start_from or use backend: megatron-lm",
         )
-    if shape.family in WHOLE_HEADS and shape.hidden_size % shape.num_attention_heads:
+    if family.whole_heads and shape.hidden_size % shape.num_attention_heads:
         yield (
             "model.num_attention_heads",
             f"transformers' {shape.family} wants a number that divides hidden_size {shape.hidden_size}; with "

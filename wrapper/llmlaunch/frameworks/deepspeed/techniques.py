@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from llmlaunch.families.registry import family_named
 from llmlaunch.frameworks.argument import Argument, argument, optional
 from llmlaunch.frameworks.base import Requirement, implies, parts_fused_modules, pinned_least
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
@@ -35,9 +36,6 @@ OFFLOAD = "deepspeed/runtime/zero/offload_config.py, 0.19.8"
 def _shipped(asks: Callable[[Recipe], bool]) -> Callable[[Recipe], bool]:
     """Asked of the shipped script; a script of one's own may do as it likes."""
     return lambda recipe: recipe.backend.script is None and asks(recipe)
-
-
-FUSED_FAMILIES = ("phi3", "gpt2")
 
 
 def _targets(adapters: Adapters | None, names: str) -> bool:
@@ -205,7 +203,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "models of this family have one layer for queries, keys and values, or for gate and up: name all of them, or "
         "linear_qkv and linear_fc1",
         "transformers/models/phi3/modeling_phi3.py, transformers/models/gpt2/modeling_gpt2.py, 5.23",
-        _shipped(lambda r: r.model.family in FUSED_FAMILIES and parts_fused_modules(r)),
+        _shipped(lambda r: family_named(r.model.family).fuses_linears and parts_fused_modules(r)),
     ),
     Requirement(
         "no-async-save",

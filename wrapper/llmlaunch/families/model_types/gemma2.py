@@ -1,0 +1,27 @@
+"""Gemma 2 (transformers/models/gemma2, 5.23): every second layer attends to everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmlaunch.families.config_keys import DECODER
+from llmlaunch.families.family import Family
+from llmlaunch.families.gemma_norms import POST_NORM_DEFAULTS, SOFTCAPS, post_norm_decoder, written_post_norms
+from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.windows import alternating_window
+from llmlaunch.models.shape import ModelShape
+
+
+def read(reader: ConfigReader) -> ModelShape:
+    return replace(post_norm_decoder(reader), sliding_window=alternating_window(reader, 2, None))
+
+
+FAMILY = Family(
+    read=read,
+    write=written_post_norms,
+    keys=(*DECODER, *SOFTCAPS),
+    defaults=POST_NORM_DEFAULTS,
+    mark=lambda shape: shape.post_norms,
+    precedence=150,
+    whole_heads=True,
+)

@@ -1,0 +1,26 @@
+"""Mistral (transformers/models/mistral, 5.23)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmlaunch.families.config_keys import DECODER
+from llmlaunch.families.decoder import COMMON, silu_decoder
+from llmlaunch.families.family import Family
+from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.windows import whole_window, written_window
+from llmlaunch.models.shape import ModelShape
+
+
+def read(reader: ConfigReader) -> ModelShape:
+    return replace(silu_decoder(reader), sliding_window=whole_window(reader))
+
+
+FAMILY = Family(
+    read=read,
+    write=written_window,
+    keys=DECODER,
+    defaults={**COMMON, "head_dim": None, "sliding_window": 4096},
+    mark=lambda shape: shape.sliding_window is not None,
+    precedence=10,
+)

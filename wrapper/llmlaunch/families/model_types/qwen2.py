@@ -1,0 +1,26 @@
+"""Qwen 2 and 2.5 (transformers/models/qwen2, 5.23): biases on queries, keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmlaunch.families.config_keys import DECODER
+from llmlaunch.families.decoder import WINDOWLESS, silu_decoder
+from llmlaunch.families.family import Family
+from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.windows import no_window
+from llmlaunch.models.shape import ModelShape
+
+
+def read(reader: ConfigReader) -> ModelShape:
+    no_window(reader)
+    return replace(silu_decoder(reader), qkv_bias=True)
+
+
+FAMILY = Family(
+    read=read,
+    keys=DECODER,
+    defaults=WINDOWLESS,
+    mark=lambda shape: shape.qkv_bias,
+    precedence=20,
+)

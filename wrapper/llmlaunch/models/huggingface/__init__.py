@@ -1,1 +1,0 @@
-"""Model shapes from Hugging Face's `config.json`, and back."""
