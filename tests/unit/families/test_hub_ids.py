@@ -12,19 +12,37 @@ from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
 from llmlaunch.families.hub_ids import hub_model, is_hub_id
 from llmlaunch.families.presets import find_model, load_preset, preset_names, resolve_model
+from llmlaunch.families.registry import family_names
 from llmlaunch.layers.parameters import count_parameters
 
-ENTRIES: list[dict[str, Any]] = json.loads(asset("recipes", "hub_ids.json").read_text("utf-8"))["models"]
+
+def preset_file(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(asset("recipes", "models", f"{name}.json").read_text("utf-8"))
+    return values
+
+
+ENTRIES: list[dict[str, Any]] = [
+    *({"preset": name, "ids": ids} for name in preset_names() if (ids := preset_file(name).get("ids"))),
+    *json.loads(asset("recipes", "hub_ids.json").read_text("utf-8"))["models"],
+]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=[entry["ids"][0] for entry in ENTRIES])
 def test_a_known_id_has_the_published_number_of_parameters(entry: dict[str, Any]) -> None:
     """The presets themselves are held to theirs (test_parameters.py); what differs from one, here."""
     assert entry["preset"] in preset_names()
-    preset = json.loads(asset("recipes", "models", f"{entry['preset']}.json").read_text("utf-8"))
-    published = entry.get("published_parameters", preset["published_parameters"])
+    published = entry.get("published_parameters", preset_file(entry["preset"])["published_parameters"])
     for hub_id in entry["ids"]:
         assert count_parameters(find_model(hub_id)).total == published
+
+
+def test_ids_of_a_presets_own_shape_are_in_its_file() -> None:
+    listed = json.loads(asset("recipes", "hub_ids.json").read_text("utf-8"))["models"]
+    assert [entry["ids"] for entry in listed if not entry.get("changes")] == []
+
+
+def test_every_preset_names_its_family() -> None:
+    assert {preset_file(name)["shape"]["family"] for name in preset_names()} == set(family_names())
 
 
 def test_no_id_stands_twice() -> None:

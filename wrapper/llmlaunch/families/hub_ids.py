@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from llmlaunch.assets import asset
-from llmlaunch.rundir.values import shortened
 
 __all__ = ["HubModel", "hub_id_of", "hub_model", "is_hub_id", "unknown_hub_id"]
 
@@ -43,8 +42,7 @@ def hub_model(hub_id: str) -> HubModel | None:
 
 def hub_id_of(preset: str) -> str | None:
     """Return the first model on the hub that a preset is the shape of, None where none is known."""
-    same = (entry for entry in _data()["models"] if entry["preset"] == preset and "changes" not in entry)
-    return next((str(entry["ids"][0]) for entry in same), None)
+    return next(iter(_ids_of_presets()[preset]), None)
 
 
 def unknown_hub_id(hub_id: str, presets: Sequence[str]) -> str:
@@ -68,14 +66,21 @@ def _compared(name: str) -> str:
 
 @cache
 def _models() -> Mapping[str, HubModel]:
-    entries = _data()["models"]
-    return {
-        hub_id.lower(): HubModel(
-            shortened(hub_id), entry["preset"], entry.get("changes", {}), entry.get("published_parameters")
-        )
-        for entry in entries
+    """Return every known model by its id in small letters: those of a preset's own file, and those that differ."""
+    models = [HubModel(hub_id, preset, {}) for preset, ids in _ids_of_presets().items() for hub_id in ids]
+    models += [
+        HubModel(hub_id, entry["preset"], entry["changes"], entry.get("published_parameters"))
+        for entry in _data()["models"]
         for hub_id in entry["ids"]
-    }
+    ]
+    return {model.hub_id.lower(): model for model in models}
+
+
+@cache
+def _ids_of_presets() -> Mapping[str, tuple[str, ...]]:
+    """Return the ids whose shape is exactly that of a preset, for each preset."""
+    files = sorted(asset("recipes", "models").glob("*.json"))
+    return {path.stem: tuple(json.loads(path.read_text(encoding="utf-8")).get("ids", ())) for path in files}
 
 
 @cache
