@@ -1,4 +1,4 @@
-"""The name of a model family is that of its file, and no other file of wrapper/ has it, the frameworks' folders aside."""
+"""The name of a model family is that of its file: no other file of wrapper/ has it, but for the frameworks' folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXCEPTIONS = {
 
 
 def names_in(path: Path) -> set[str]:
-    """Return the string constants of a file but for its docstrings and the strings below fields."""
+    """Return the string constants of a file but for its docstrings."""
     code = ast.parse(path.read_text("utf-8"))
     alone = {id(node.value) for node in ast.walk(code) if isinstance(node, ast.Expr)}
     constants = (node for node in ast.walk(code) if isinstance(node, ast.Constant) and id(node) not in alone)
