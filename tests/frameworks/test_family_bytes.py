@@ -92,6 +92,8 @@ VARIED = [
         "layer_types": ["conv", "full_attention"] + ["conv"] * 3,
     },
     {"model_type": "lfm2", "block_auto_adjust_ff_dim": False},
+    {"model_type": "seed_oss", "attention_bias": False, "head_dim": 20, "residual_dropout": 0.0},
+    {"model_type": "seed_oss", "tie_word_embeddings": True},
     {"model_type": "phi3", "partial_rotary_factor": 0.75, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "pad_token_id": None},
     {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "sliding_window": 8},
     {"model_type": "qwen3_next", **EXPERTS, "head_dim": 20, "mlp_only_layers": [0], "full_attention_interval": 2},
@@ -243,6 +245,7 @@ PRESETS = {
     "minimax-m2": 0.015,
     "phi-4": 0.001,
     "olmo3-7b": 0.002,
+    "seed-oss-36b": 0.001,
 }
 
 
@@ -267,6 +270,8 @@ def small(shape: ModelShape, layers: int) -> ModelShape:
         head_dim=16 if mla is None else 24,
         vocab_size=256,
         max_position_embeddings=512,
+        attention_dropout=0.0,  # with which a CPU keeps all scores, and wide factors in place of masks
+        hidden_dropout=0.0,
         attention_scale=None,
         moe=moe,
         mla=mla,
