@@ -94,6 +94,14 @@ VARIED = [
     {"model_type": "lfm2", "block_auto_adjust_ff_dim": False},
     {"model_type": "seed_oss", "attention_bias": False, "head_dim": 20, "residual_dropout": 0.0},
     {"model_type": "seed_oss", "tie_word_embeddings": True},
+    {"model_type": "smollm3", "no_rope_layer_interval": 2, "pad_token_id": None},
+    {
+        "model_type": "smollm3",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "no_rope_layers": [1] * 5,
+        "pad_token_id": None,
+    },
     {"model_type": "phi3", "partial_rotary_factor": 0.75, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "pad_token_id": None},
     {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "sliding_window": 8},
     {"model_type": "qwen3_next", **EXPERTS, "head_dim": 20, "mlp_only_layers": [0], "full_attention_interval": 2},
@@ -246,6 +254,7 @@ PRESETS = {
     "phi-4": 0.001,
     "olmo3-7b": 0.002,
     "seed-oss-36b": 0.001,
+    "smollm3-3b": 0.001,
 }
 
 

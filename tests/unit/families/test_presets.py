@@ -75,6 +75,7 @@ def test_the_activation_follows_from_the_gate_unless_it_is_said() -> None:
         ({"mla": MLA | {"q_lora_rank": 8}, "moe": MOE, "indexer": INDEXER}, "deepseek_v32"),
         ({"mla": MLA | {"q_lora_rank": 8}, "moe": MOE, "indexer": INDEXER | {"interleaved": True}}, "glm_moe_dsa"),
         ({"moe": MOE, "no_rope_every": 2}, "llama4_text"),
+        ({"no_rope_every": 2}, "smollm3"),
         ({"zero_centered_norm": True}, "gemma"),
         ({"post_norms": True}, "gemma2"),
         ({"post_norms": True, "qk_layernorm": True}, "gemma3_text"),
