@@ -62,6 +62,10 @@ class Family:
     gathered_mixture: bool = False
     """Whether DeepSpeed gathers the mixture of the class as one module (deepspeed/runtime/zero/leaf_module_config.py
     DEFAULT_LEAF_MODULE_CLASSES, 0.19.8)."""
+    wide_norms: bool = False
+    """Whether norms of the class keep what they normalized in fp32, before they multiply by their weight."""
+    has_plain_plan: bool = True
+    """Whether the tensor-parallel plan of the class has the styles alone that DeepSpeed's AutoTP takes."""
     whole_heads: bool = False
     """Whether the class refuses a hidden_size that its heads do not divide, even where head_dim is given
     (validate_architecture, 5.23)."""

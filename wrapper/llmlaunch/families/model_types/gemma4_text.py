@@ -143,4 +143,6 @@ FAMILY = Family(
     },
     mark=lambda shape: shape.value_norm or shape.keys_are_values,
     precedence=170,
+    wide_norms=True,
+    has_plain_plan=False,
 )

@@ -69,4 +69,5 @@ FAMILY = Family(
     needs=("moe",),
     mark=lambda shape: shape.attention_sinks,
     precedence=240,
+    wide_norms=True,
 )

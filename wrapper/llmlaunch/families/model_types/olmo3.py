@@ -51,4 +51,6 @@ FAMILY = Family(
     },
     mark=lambda shape: shape.norms_after_alone,
     precedence=190,
+    wide_norms=True,
+    has_plain_plan=False,
 )

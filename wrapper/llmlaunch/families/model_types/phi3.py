@@ -52,4 +52,5 @@ FAMILY = Family(
         "embd_pdrop": 0.0,
     },
     fuses_linears=True,
+    has_plain_plan=False,
 )

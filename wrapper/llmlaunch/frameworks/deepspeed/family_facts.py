@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmlaunch.facts import AttentionFacts, LayerFacts, MemoryFacts
+from llmlaunch.families.registry import family_named
 from llmlaunch.models.shape import CLAMPED, ModelShape
 
 __all__ = ["shipped_facts", "with_family"]
@@ -52,7 +53,7 @@ def _layer_of_family(layer: LayerFacts, shape: ModelShape) -> LayerFacts:
     normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's is torch's own, which keeps nothing more, and its
     activation is written out (NewGELUActivation): three more results."""
     e = layer.activation_bytes
-    if shape.zero_centered_norm or shape.family in ("gpt_oss", "olmo3", "gemma4_text"):
+    if shape.zero_centered_norm or family_named(shape.family).wide_norms:
         layer = replace(layer, norm_extra_bytes=layer.norm_extra_bytes + max(4.0 - e, 0.0))
     if shape.family == "gpt2":
         layer = replace(layer, norm_extra_bytes=0.0, norm_backward_bytes=0.0, ungated_activation_bytes=3.0 * e)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
+from llmlaunch.families.registry import family_named
 from llmlaunch.frameworks.base import implies
 from llmlaunch.layers.model import model_of
 from llmlaunch.layers.short_convolution import ShortConvolution
@@ -88,11 +89,8 @@ def _divisors(number: int, most: int) -> tuple[int, ...]:
     return tuple(size for size in range(1, most + 1) if number % size == 0)
 
 
-OTHER_STYLES = ("phi3", "olmo3", "gemma4_text")  # in their plans of transformers 5.23
-
-
 def tensor_plan(s: Situation) -> BoolColumn:
-    split = s.shape.family not in OTHER_STYLES
+    split = family_named(s.shape.family).has_plain_plan
     planned = split and s.shape.moe is None and s.shape.mla is None and s.shape.position_embedding == "rope"
     return implies(s.layouts.tensor > 1, planned)
 
