@@ -19,9 +19,10 @@ from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
-from llmlaunch.memory.loss import earlier_tiles, final_norm, logits, table_gradient
+from llmlaunch.memory.loss import final_norm, logits, table_gradient
 from llmlaunch.memory.moments import transient_terms
 from llmlaunch.memory.states import states
+from llmlaunch.memory.techniques.tiled_loss import earlier_tiles
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques

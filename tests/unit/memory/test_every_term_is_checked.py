@@ -34,7 +34,6 @@ MEMORY = (
     "activations",
     "batch_masks",
     "exchange",
-    "graphs",
     "heads",
     "host",
     "job",

@@ -18,8 +18,8 @@ from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.loss import logits as logit_bytes
-from llmlaunch.memory.loss import tiled_inputs
 from llmlaunch.memory.peak import cache_share
+from llmlaunch.memory.techniques.tiled_loss import tiled_inputs
 from llmlaunch.memory.weights import adapter_parameters, trained_counts
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
@@ -116,7 +116,7 @@ def test_more_of_what_spares_never_needs_more(name: str, shape: ModelShape, data
 @given(shape=SHAPES, data=st.data())
 def test_a_tiled_loss_needs_no_more_but_for_the_hidden_states_it_reads(shape: ModelShape, data: st.DataObject) -> None:
     """It holds those through the backward pass of the layers, which an untiled loss lets go of before (traced:
-    loss.tiled_inputs)."""
+    tiled_loss.tiled_inputs)."""
     layout, tiled = data.draw(layouts(shape)), Techniques(loss="tiled")
     job = job_of(shape, layout, techniques=tiled)
     held = tiled_inputs(job, all_ranks(job, LayoutColumns.of([layout])))

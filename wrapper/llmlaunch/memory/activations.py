@@ -19,7 +19,6 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import Gone, PricedLayers, either, layers_of, sum_without
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import sequence_split, tokens
-from llmlaunch.memory.weights import trained_counts
 
 __all__ = [
     "cut_parameters",
@@ -117,10 +116,9 @@ def largest_layer(job: Job, rows: RankColumns) -> FloatColumn:
 def of_all_layers(job: Job, rows: RankColumns, of_groups: Sequence[FloatColumn]) -> FloatColumn:
     """Return the bytes of all layers that run backward and all micro-batches in flight, of those of one layer."""
     alive = in_flight(job, rows).alive
-    products = [count * size for count, size in zip(alive, of_groups, strict=True)]
-    if job.techniques.trained_layers is not None:
-        trained = zip(products, trained_counts(job, rows), rows.counts, strict=True)
-        products = [product * (of_rank / np.maximum(all_, 1.0)) for product, of_rank, all_ in trained]
+    products: Sequence[FloatColumn] = [count * size for count, size in zip(alive, of_groups, strict=True)]
+    for effect in effects_of(job):
+        products = effect.saved_by_groups(job, rows, products)
     return reduce(np.add, products) * saved_share(job, rows)
 
 

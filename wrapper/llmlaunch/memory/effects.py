@@ -59,6 +59,11 @@ class Effect:
 
     # of the layers of a rank
 
+    def saved_by_groups(self, job: Job, rows: RankColumns, of_groups: Sequence[FloatColumn]) -> Sequence[FloatColumn]:
+        """Return what all layers of each group save over all micro-batches in flight, which is `of_groups` without the
+        technique."""
+        return of_groups
+
     def saved_share(self, job: Job, rows: RankColumns) -> Size:
         """Return the share of what layers keep that is saved."""
         return 1.0
@@ -109,6 +114,22 @@ class Effect:
         """Return terms of what is alive while the loss and the head run."""
         return {}
 
+    def logits_share(self, job: Job, rows: RankColumns) -> Size:
+        """Return the share of the tokens whose logits exist at a time."""
+        return 1.0
+
+    def beside_logits(self, job: Job, rows: RankColumns) -> Size:
+        """Return what is alive beside the logits."""
+        return 0.0
+
+    def after_the_loss(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
+        """Return terms of what the loss leaves there while the layers run backward."""
+        return {}
+
+    def layer_backward(self, job: Job, rows: RankColumns, backward: FloatColumn) -> FloatColumn:
+        """Return the temporaries of a layer's backward pass, which are `backward` without the technique."""
+        return backward
+
     def beside_layer(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
         """Return terms of what is alive beside the layer that runs backward."""
         return {}
@@ -117,6 +138,23 @@ class Effect:
         """Return what is not there yet, of the terms `beside` the layer that runs backward, when the last layer runs
         forward for the last time."""
         return 0.0
+
+    def pooled(self, job: Job, rows: RankColumns) -> Size:
+        """Return the bytes of saved activations that nothing else may use once they are free."""
+        return 0.0
+
+    def at_moments(
+        self,
+        job: Job,
+        rows: RankColumns,
+        moments: Sequence[Mapping[str, FloatColumn]],
+        layer: FloatColumn,
+        tables: FloatColumn,
+    ) -> Sequence[Mapping[str, FloatColumn]]:
+        """Return the transient terms of all moments, of which those of the passes come first and those of the
+        optimizer's step last. The last of the passes is the backward pass of a layer, with temporaries of `layer`
+        bytes, or of `tables` where those of the embedding are more."""
+        return moments
 
     def wasted(self, job: Job, rows: RankColumns) -> Size:
         """Return what the allocator wastes where it cuts blocks of one size for tensors of another, as `facts` say it

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.layers.columns import Size
 from llmlaunch.memory.activations import kept_by_heads
 from llmlaunch.memory.effects import Column, effects_of
 from llmlaunch.memory.heads import final_norm_rank, head_rank
@@ -21,26 +22,24 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.schedule import in_flight, last_chunk_in_flight
 from llmlaunch.memory.tokens import STATISTIC_BYTES, hidden_bytes, layer_input, sequence_split, tokens
-from llmlaunch.memory.weights import head_matrix, tables, vocabulary
+from llmlaunch.memory.weights import tables, vocabulary
 
 __all__ = [
     "around_head",
     "cached_logits",
-    "earlier_tiles",
     "embedded_again",
     "final_norm",
     "holds_heads",
     "logit_piece",
     "logits",
+    "logits_share",
     "logits_split",
-    "loss_piece",
     "projection",
     "saved_by_heads",
     "step_logits",
     "table_gradient",
     "table_sum",
     "tables_of_heads",
-    "tiled_inputs",
     "waiting_logits",
     "waiting_table",
 ]
@@ -83,31 +82,12 @@ def logits(job: Job, rows: RankColumns) -> FloatColumn:
         waiting = np.minimum(loss.deferred_head_gradients, rows.microbatches)
         per_logit = per_logit + waiting * loss.logit_gradient_bytes
     alive = tokens(job, rows) * per_logit * vocabulary(job, rows) / t
-    alive = alive * loss_piece(job, rows)
+    alive = alive * logits_share(job, rows)
     fused = loss.fused_loss
     if fused is not None:
         per_hidden = fused.weight_bytes * vocabulary(job, rows) / t + fused.hidden_bytes * tokens(job, rows)
         alive = alive + per_hidden * job.shape.hidden_size
     return np.where(rows.last, alive, 0.0)
-
-
-def earlier_tiles(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return the gradients of all hidden states and of the head's weight, which pieces of a tiled loss before the last
-    have filled (deepspeed/runtime/sequence_parallel/ulysses_sp.py SequenceTiledCompute.backward, 0.19.8; traced)."""
-    if job.techniques.loss != "tiled" or job.facts.loss.fused_loss is not None:
-        return 0.0
-    hidden = job.facts.layer.activation_bytes * tokens(job, rows) * job.shape.hidden_size
-    no_temporary = job.facts.layer.weight_gradient_fused or job.techniques.adapters is not None
-    head = 0.0 if no_temporary else job.facts.states.parameter_bytes * head_matrix(job, rows)
-    return np.where(rows.last, hidden + head, 0.0)
-
-
-def tiled_inputs(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the hidden states that a tiled loss reads, which live as long as the loss, through the backward pass of
-    all layers (ulysses_sp.py SequenceTiledCompute.forward, `ctx.kwargs_to_shard`, 0.19.8; traced)."""
-    if job.techniques.loss != "tiled" or job.facts.loss.fused_loss is not None:
-        return np.zeros(len(rows))
-    return np.where(rows.last, job.facts.layer.activation_bytes * tokens(job, rows) * job.shape.hidden_size, 0.0)
 
 
 def waiting_bytes(job: Job) -> float:
@@ -119,7 +99,7 @@ def waiting_bytes(job: Job) -> float:
 def waiting_logits(job: Job, rows: RankColumns) -> FloatColumn:
     """Return `waiting_bytes` of all logits, on the last rank."""
     alive = tokens(job, rows) * waiting_bytes(job) * vocabulary(job, rows) / logits_split(job, rows)
-    return np.where(rows.last, alive * loss_piece(job, rows), 0.0)
+    return np.where(rows.last, alive * logits_share(job, rows), 0.0)
 
 
 def cached_logits(job: Job, rows: RankColumns) -> FloatColumn:
@@ -135,28 +115,19 @@ def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
     return np.where(rows.last & (rows.layouts.pipeline > 1), alive, 0.0)
 
 
-def loss_piece(job: Job, rows: RankColumns) -> FloatColumn | float:
-    """Return the share of the tokens whose logits exist at a time.
-
-    Tiled: the loss takes pieces of the sequence in turn (MsT, Luo et al. 2024, section 3.3;
-    deepspeed/runtime/sequence_parallel/ulysses_sp.py sequence_tiled_compute, 0.19.8). Fused with the head, Liger takes
-    as many tokens as keep the logits near the size of the head's input (fused_linear_cross_entropy.py).
-    """
-    techniques, n = job.techniques, tokens(job, rows)
-    if techniques.loss == "tiled":
-        return 1.0 / techniques.loss_tiles
-    if techniques.loss != "fused_linear" or job.facts.loss.logit_bytes == 0.0:
-        return 1.0
-    chunk = np.ceil(n / np.ceil(job.shape.vocab_size / job.shape.hidden_size))
-    piece: FloatColumn = np.minimum(2.0 ** np.ceil(np.log2(chunk)) / n, 1.0)
-    return piece
+def logits_share(job: Job, rows: RankColumns) -> Size:
+    """Return the share of the tokens whose logits exist at a time."""
+    share: Size = 1.0
+    for effect in effects_of(job):
+        share = share * effect.logits_share(job, rows)
+    return share
 
 
 def logit_piece(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last rank the bytes of the widest tensor of logits, which are free once the head has run."""
     bytes_of_logit = max(job.facts.layer.activation_bytes, job.facts.loss.kept_logit_bytes)
     widest = tokens(job, rows) * bytes_of_logit * vocabulary(job, rows) / logits_split(job, rows)
-    return np.where(rows.last, widest * loss_piece(job, rows), 0.0)
+    return np.where(rows.last, widest * logits_share(job, rows), 0.0)
 
 
 def table_gradient(job: Job, rows: RankColumns) -> FloatColumn:

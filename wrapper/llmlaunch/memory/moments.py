@@ -9,7 +9,7 @@ numbers, and each part is priced once for many layouts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
 import numpy as np
@@ -20,25 +20,21 @@ from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer, returned_key_values
 from llmlaunch.memory.batch_masks import arriving_mask, kept_masks
 from llmlaunch.memory.effects import effects_of
-from llmlaunch.memory.graphs import captured_activations, with_graphs
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import (
     cached_logits,
-    earlier_tiles,
     embedded_again,
     final_norm,
     logits,
     saved_by_heads,
     step_logits,
     tables_of_heads,
-    tiled_inputs,
     waiting_logits,
     waiting_table,
 )
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.states import States, weight_versions
 from llmlaunch.memory.vision import encoder_activations
-from llmlaunch.memory.weights import trained_counts
 from llmlaunch.memory.workspace import (
     embedding_backward,
     head_backward,
@@ -74,12 +70,14 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     beside = _joined(effect.beside_layer(job, rows) for effect in effects)
     # a prediction head's layer is the first to run backward, before the norm of the decoder
     first = {"logits_and_loss": norm} if job.shape.mtp_num_layers else {}
-    read = {"logits_and_loss": tiled_inputs(job, rows)} if job.techniques.loss == "tiled" else {}
-    one_layer, waiting = _where_trained(job, rows, layer_backward(job, rows)), waiting_table(job, rows)
+    read = _joined(effect.after_the_loss(job, rows) for effect in effects)
+    one_layer, waiting = layer_backward(job, rows), waiting_table(job, rows)
+    for effect in effects:
+        one_layer = effect.layer_backward(job, rows, one_layer)
     backward = np.maximum(one_layer, one_layer + waiting - heads - embedded - sum(first.values()))
     gone = reduce(np.add, beside.values())
     tables = np.maximum(
-        embedding_backward(job, rows, activations - captured_activations(job, rows)),
+        embedding_backward(job, rows, activations - sum(effect.pooled(job, rows) for effect in effects)),
         tables_of_heads(job, rows) - heads / np.maximum(in_flight(job, rows).heads, 1.0),
     )
     mixture = mixture_forward(job, rows)
@@ -89,14 +87,16 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     whole = _Whole()
     alive = {**always, "activations": activations}
     newest = activations / np.maximum(in_flight(job, rows).depth, 1.0)
-    masks = arriving_mask(job, rows, newest + norm + logits(job, rows))
+    every_logit = logits(job, rows)
+    at_worst = norm + every_logit + sum(effect.beside_logits(job, rows) for effect in effects)
+    masks = arriving_mask(job, rows, newest + norm + every_logit)
     at_the_loss = {**alive, **_joined(effect.at_the_loss(job, rows) for effect in effects), **masks}
     alive.update(kept_masks(job, rows))
     free = [cached_logits(job, rows)] if facts.foreign.cached_logit_bytes else []
     free += [recorded_gathers(job, rows)] if facts.exchange.streams_recorded else []
     holes = {HOLES: reduce(np.add, free)} if free else {}
     moments: list[Moment] = [
-        {**at_the_loss, "logits_and_loss": norm + logits(job, rows) + earlier_tiles(job, rows), **holes},
+        {**at_the_loss, "logits_and_loss": at_worst, **holes},
         {**at_the_loss, "logits_and_loss": norm + waiting_logits(job, rows), "head_backward": head_backward(job, rows)},
         {**alive, **layer},
     ]
@@ -111,7 +111,9 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
         **_joined(effect.lasting(job, rows) for effect in effects),
         "workspace": np.full(len(rows), facts.allocator.workspace_bytes + _grouped(job)),
     }
-    every = with_graphs(job, rows, moments, backward + gone, tables)
+    every: Sequence[Moment] = [*moments, {}]
+    for effect in effects:
+        every = effect.at_moments(job, rows, every, backward + gone, tables)
     return MomentTerms(whole(lasting), tuple(map(whole, every)))
 
 
@@ -139,13 +141,6 @@ def state_terms(job: Job, rows: RankColumns, state: States) -> MomentTerms:
     }
     whole = _Whole()
     return MomentTerms(whole(lasting), tuple(map(whole, moments)))
-
-
-def _where_trained(job: Job, rows: RankColumns, backward: FloatColumn) -> FloatColumn:
-    """Return the bytes of a layer's backward pass on ranks that train a layer, and 0 on others, where none runs."""
-    if job.techniques.trained_layers is None:
-        return backward
-    return np.where(reduce(np.add, trained_counts(job, rows)) > 0, backward, 0.0)
 
 
 def _joined(terms: Iterable[Moment]) -> dict[str, FloatColumn]:

@@ -13,7 +13,7 @@ from llmlaunch.memory.activations import kept_by_kind
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
 from llmlaunch.memory.layer_bytes import layers_of
-from llmlaunch.memory.loss import logits_split, loss_piece, projection, table_gradient, table_sum
+from llmlaunch.memory.loss import logits_share, logits_split, projection, table_gradient, table_sum
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import layer_input, sequence_split, tokens
 from llmlaunch.memory.vision import encoder_backward
@@ -96,7 +96,7 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     n, t = tokens(job, rows), rows.tensor
     head = head_matrix(job, rows)
     wide = vocabulary(job, rows) / logits_split(job, rows)
-    logits = n * loss_piece(job, rows) * job.facts.loss.logit_gradient_bytes * wide
+    logits = n * logits_share(job, rows) * job.facts.loss.logit_gradient_bytes * wide
     no_temporary = job.facts.layer.weight_gradient_fused or job.techniques.adapters is not None
     weight = 0.0 if no_temporary else job.facts.states.parameter_bytes * head
     if job.facts.loss.fused_loss is not None:

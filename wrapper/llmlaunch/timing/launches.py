@@ -14,8 +14,8 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.mixture import Mixture
-from llmlaunch.memory.graphs import captured_kernels
 from llmlaunch.memory.job import Job
+from llmlaunch.memory.techniques.cuda_graphs import captured_kernels
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.products import DevicePace
 

@@ -17,19 +17,20 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.attention import SoftmaxAttention
 from llmlaunch.layers.block import Tensors
-from llmlaunch.layers.columns import LayerColumns
+from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.constants import constant
+from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of, sum_without
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import layer_input
 from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, Techniques
 
-__all__ = ["GRAPHS", "captured_activations", "captured_kernels", "with_graphs"]
+__all__ = ["CudaGraphsEffect", "captured_activations", "captured_kernels"]
 
-GRAPHS = "cuda_graphs"
+TERM = "cuda_graphs"
 Moment = Mapping[str, FloatColumn]
 
 # Kernels of a captured part of one layer, (forward, backward), as a profile of Transformer Engine's layers has them.
@@ -48,6 +49,37 @@ CAPTURED_TENSORS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+class CudaGraphsEffect(Effect):
+    """A pool for what is captured, and the graphs."""
+
+    def on(self, job: Job) -> bool:
+        """Where anything is captured."""
+        return bool(job.techniques.cuda_graphs)
+
+    def pooled(self, job: Job, rows: RankColumns) -> Size:
+        """What captured parts save."""
+        return captured_activations(job, rows)
+
+    def at_moments(
+        self, job: Job, rows: RankColumns, moments: Sequence[Moment], layer: FloatColumn, tables: FloatColumn
+    ) -> Sequence[Moment]:
+        """A term of graphs, beside the passes and the optimizer's step."""
+        *passes, step = moments
+        graphs = _executables(job, rows)
+        if FULL_ITERATION in job.techniques.cuda_graphs:
+            pool = reduce(np.maximum, (reduce(np.add, moment.values()) for moment in passes))
+            return [*({**moment, TERM: graphs} for moment in passes), {**step, TERM: graphs + pool}]
+        lasting = graphs + _static_buffers(job, rows)
+        if _whole_layers(job):  # temporaries of a layer's backward pass are the pool's, and stay while anything runs
+            temporary = layer
+            beside = [temporary] * (len(passes) - 1) + [np.minimum(layer, np.maximum(tables, 0.0))]
+        else:
+            temporary = _attention_backward(job, rows) if "attn" in job.techniques.cuda_graphs else np.zeros(len(rows))
+            beside = [temporary] * len(passes)
+        graphed = [{**moment, TERM: lasting + more} for moment, more in zip(passes, beside, strict=True)]
+        return [*graphed, {**step, TERM: lasting + temporary + captured_activations(job, rows)}]
+
+
 def captured_kernels(techniques: Techniques, mixture: bool) -> tuple[float, float] | None:
     """Return the kernels of one layer that graphs hold, forward and backward; None for all of them."""
     scopes = techniques.cuda_graphs
@@ -62,29 +94,6 @@ def _present(techniques: Techniques, mixture: bool) -> list[str]:
     return [scope for scope in techniques.cuda_graphs if scope == "attn" or (scope == "mlp") != mixture]
 
 
-def with_graphs(
-    job: Job, rows: RankColumns, passes: Sequence[Moment], layer: FloatColumn, tables: FloatColumn
-) -> list[Moment]:
-    """Return the transient terms of each moment of the passes, with those of graphs, and after them the terms of the
-    optimizer's step. The last of the passes is the backward pass of a layer, with temporaries of `layer` bytes, or of
-    `tables` where those of the embedding are more."""
-    if not job.techniques.cuda_graphs:
-        return [*passes, {}]
-    graphs = _executables(job, rows)
-    if FULL_ITERATION in job.techniques.cuda_graphs:
-        pool = reduce(np.maximum, (reduce(np.add, moment.values()) for moment in passes))
-        return [*({**moment, GRAPHS: graphs} for moment in passes), {GRAPHS: graphs + pool}]
-    lasting = graphs + _static_buffers(job, rows)
-    if _whole_layers(job):  # temporaries of a layer's backward pass are the pool's, and stay while anything else runs
-        temporary = layer
-        beside = [temporary] * (len(passes) - 1) + [np.minimum(layer, np.maximum(tables, 0.0))]
-    else:
-        temporary = _attention_backward(job, rows) if "attn" in job.techniques.cuda_graphs else np.zeros(len(rows))
-        beside = [temporary] * len(passes)
-    graphed = [{**moment, GRAPHS: lasting + more} for moment, more in zip(passes, beside, strict=True)]
-    return [*graphed, {GRAPHS: lasting + temporary + captured_activations(job, rows)}]
-
-
 def _whole_layers(job: Job) -> bool:
     scopes = set(job.techniques.cuda_graphs)
     return WHOLE_LAYER in scopes or (job.shape.moe is None and {"attn", "mlp"} <= scopes)
@@ -92,8 +101,8 @@ def _whole_layers(job: Job) -> bool:
 
 def captured_activations(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of saved activations that lie in the graphs' pool, over all micro-batches in flight. With the
-    whole iteration captured those are all, which `with_graphs` counts by itself."""
-    if not job.techniques.cuda_graphs or FULL_ITERATION in job.techniques.cuda_graphs:
+    whole iteration captured those are all, which are counted with the pool."""
+    if FULL_ITERATION in job.techniques.cuda_graphs:
         return np.zeros(len(rows))
     layers = layers_of(job, rows)
     captured = layers.by_group(layers.each(partial(_captured, job, layers.columns)))
