@@ -15,7 +15,8 @@ from shapes import LLAMA3_8B, MIXTRAL, job_of
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
-from llmlaunch.memory.states import states, weight_versions
+from llmlaunch.memory.states import states
+from llmlaunch.memory.techniques.weight_versions import WeightVersionsEffect
 from llmlaunch.memory.weights import (
     adapter_parameters,
     largest_parameter,
@@ -350,7 +351,9 @@ def test_a_second_version_of_a_mixture_has_its_experts_too() -> None:
     layout = Layout(tensor=2, data=4, expert=4, zero_stage=1)
     job, rows = priced(MIXTRAL, layout, Techniques(weight_versions=3))
     counts = rank_parameters(job, rows)
-    assert weight_versions(job, rows)["weight_versions"][0] == pytest.approx(8 * (counts.dense + counts.expert)[0])
+    assert WeightVersionsEffect().lasting_states(job, rows)["weight_versions"][0] == pytest.approx(
+        8 * (counts.dense + counts.expert)[0]
+    )
 
 
 def test_the_largest_parameter_is_a_table_or_the_first_linear_of_an_mlp_or_of_all_experts() -> None:

@@ -12,6 +12,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from llmlaunch.columns import BoolColumn, FloatColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layout import LayoutColumns
@@ -19,9 +20,20 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import Gone, PricedLayers
 from llmlaunch.models.vision import Vision
 
-__all__ = ["Effect", "effects_of"]
+__all__ = ["Column", "Effect", "HostBytes", "Pinned", "effects_of", "optimizer_on_device", "shards_on_device"]
 
 Column = Callable[[], FloatColumn]
+Pinned = tuple[FloatColumn, FloatColumn]  # bytes that are pinned, in tensors of so many bytes
+
+
+@frozen
+class HostBytes:
+    """Bytes in host memory of one process: those that are `pageable`, and tensors that are `pinned`. What is made
+    `after_loading` takes the memory that the checkpoint took from which a training starts."""
+
+    pageable: FloatColumn
+    pinned: tuple[Pinned, ...] = ()
+    after_loading: bool = False
 
 
 class Effect:
@@ -161,6 +173,30 @@ class Effect:
         does."""
         return 0.0
 
+    # of model states
+
+    def optimizer_on_device(self, job: Job) -> float:
+        """Return the share of the optimizer's states that is on the device."""
+        return 1.0
+
+    def optimizer_step(self, job: Job, step: FloatColumn, largest: FloatColumn) -> FloatColumn:
+        """Return the temporaries of the optimizer's step, which are `step` without the technique; `largest` is what a
+        rank steps of its largest parameter, in elements."""
+        return step
+
+    def before_the_first_step(self, job: Job, parameters: FloatColumn) -> Size:
+        """Return what lies beside the buffers before there are activations, where the framework moves parameters into
+        buffers; `parameters` are those that are trained, whole and in shards."""
+        return 0.0
+
+    def shards_on_device(self, job: Job) -> bool:
+        """Whether parameters that rest in shards rest on the device."""
+        return True
+
+    def lasting_states(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
+        """Return terms of what lasts beside parameters, gradients and optimizer states."""
+        return {}
+
     # of what waits in host memory
 
     def moves(self, job: Job, layouts: LayoutColumns) -> bool:
@@ -171,8 +207,12 @@ class Effect:
         """Return job and layouts with these activations on the device."""
         return job, layouts
 
-    def pinned(self, job: Job, rows: RankColumns) -> Mapping[str, Sequence[FloatColumn]]:
-        """Return terms of buffers in host memory, each of them pinned by itself."""
+    def on_host(self, job: Job, rows: RankColumns) -> Mapping[str, HostBytes]:
+        """Return terms of host memory that follow from the micro-batch, beside activations that are moved there."""
+        return {}
+
+    def states_on_host(self, job: Job, rows: RankColumns) -> Mapping[str, HostBytes]:
+        """Return terms of model states in host memory."""
         return {}
 
     def waiting(self, job: Job, rows: RankColumns, moved: FloatColumn) -> FloatColumn:
@@ -200,3 +240,16 @@ def effects_of(job: Job) -> tuple[Effect, ...]:
     if known is None:
         known = vars(job)["effects"] = tuple(effect for effect in _all_effects() if effect.on(job))
     return known
+
+
+def optimizer_on_device(job: Job) -> float:
+    """Return the share of the optimizer's states that is on the device."""
+    share = 1.0
+    for effect in effects_of(job):
+        share = share * effect.optimizer_on_device(job)
+    return share
+
+
+def shards_on_device(job: Job) -> bool:
+    """Whether parameters that rest in shards rest on the device."""
+    return all(effect.shards_on_device(job) for effect in effects_of(job))

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.facts import MemoryFacts
 from llmlaunch.layers.parameters import count_parameters
+from llmlaunch.memory.effects import optimizer_on_device, shards_on_device
 from llmlaunch.memory.job import Job, RankColumns, mixture_layers
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 
 __all__ = ["IMPOSSIBLE_BYTES", "broken_law", "least_torch_bytes", "negative_rows", "unless_negative"]
@@ -66,27 +65,27 @@ def least_torch_bytes(job: Job, rows: RankColumns) -> FloatColumn:
     share = np.minimum(layouts.expert * layouts.expert_tensor / ranks, 1.0)
     whole, shards = dense + expert, dense / (layouts.data * layouts.context) + expert * share
     stage, shard_from = layouts.zero_stage, 3 if sharding is None else sharding.first_stage
-    least: FloatColumn = _parameter_bytes(facts, techniques) * np.where(stage >= shard_from, shards, whole)
+    least: FloatColumn = _parameter_bytes(job) * np.where(stage >= shard_from, shards, whole)
     if techniques.adapters is None and techniques.trained_layers is None:
         least = least + facts.states.gradient_bytes * np.where(stage >= 2, shards, whole)
-        least = least + _state_bytes(facts, techniques) * np.where(stage >= 1, shards, whole)
+        least = least + _state_bytes(job) * np.where(stage >= 1, shards, whole)
     return np.maximum(least * job.correction.torch_factor - ROUNDING_BYTES, 0.0)
 
 
-def _parameter_bytes(facts: MemoryFacts, techniques: Techniques) -> float:
-    if techniques.offload_parameters:
+def _parameter_bytes(job: Job) -> float:
+    if not shards_on_device(job):
         return 0.0
-    quantized = facts.layer.quantized
+    facts, quantized = job.facts, job.facts.layer.quantized
     if quantized is not None and quantized.replaces_parameters:
         return min(quantized.weight_copy_bytes, 1.0)
     return facts.states.parameter_bytes
 
 
-def _state_bytes(facts: MemoryFacts, techniques: Techniques) -> float:
-    states = facts.states
+def _state_bytes(job: Job) -> float:
+    states = job.facts.states
     sharded, unsharded = states.optimizer_bytes, states.optimizer_bytes_unsharded
     least = (sharded if unsharded is None else min(sharded, unsharded)) - states.matrix_states_spared_bytes
-    return (1.0 - techniques.offload_optimizer) * max(least, 0.0)
+    return optimizer_on_device(job) * max(least, 0.0)
 
 
 def _parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:

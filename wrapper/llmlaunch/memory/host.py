@@ -16,20 +16,13 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.batch_masks import loads_batches
-from llmlaunch.memory.effects import effects_of
+from llmlaunch.memory.effects import HostBytes, effects_of, optimizer_on_device
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import saved_by_heads
 from llmlaunch.memory.peak import rank_terms
-from llmlaunch.memory.states import shard_groups
+from llmlaunch.memory.states import sharded_parameters
 from llmlaunch.memory.tokens import tokens
-from llmlaunch.memory.weights import (
-    adapter_parameters,
-    largest_matrices,
-    layer_parameters,
-    rank_parameters,
-    tables,
-    trained_parameters,
-)
+from llmlaunch.memory.weights import rank_parameters
 
 __all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms"]
 
@@ -57,8 +50,7 @@ def transient_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[st
     """Return the terms that follow from the micro-batch and from recomputed or offloaded activations."""
     terms = {"offloaded_activations": _activations(job, rows, node)}
     for effect in effects_of(job):
-        for term, buffers in effect.pinned(job, rows).items():
-            terms[term] = reduce(np.add, (_pinned(buffer, buffer, node) for buffer in buffers))
+        terms |= {term: _bytes(held, node) for term, held in effect.on_host(job, rows).items()}
     if not node.resident:
         terms["data_loader"] = _data_loader(job, rows)
     return {name: np.rint(column) for name, column in terms.items()}
@@ -67,16 +59,21 @@ def transient_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[st
 def state_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
     """Return the terms that follow from the split and from sharded or offloaded states. Where devices are processes,
     the device's bytes come on top."""
-    terms = {
-        "offloaded_optimizer": _optimizer(job, rows, node),
-        "offloaded_parameters": _parameters(job, rows, node),
-    }
+    held = {term: held for effect in effects_of(job) for term, held in effect.states_on_host(job, rows).items()}
+    terms = {term: _bytes(each, node) for term, each in held.items()}
     if not node.resident:
         terms["processes"] = np.full(len(rows), job.facts.host.process_bytes)
         terms["checkpoint"] = _checkpoint(job, rows) if node.checkpoints else np.zeros(len(rows))
-        loading = _loading(job, rows, node) - terms["offloaded_optimizer"] - terms["checkpoint"]
+        loading = _loading(job, rows, node)
+        for later in (*(term for term, each in held.items() if each.after_loading), "checkpoint"):
+            loading = loading - terms[later]
         terms["loading"] = np.maximum(loading, 0.0)
     return {name: np.rint(column) for name, column in terms.items()}
+
+
+def _bytes(held: HostBytes, node: HostNode) -> FloatColumn:
+    pinned = [_pinned(total, piece, node) for total, piece in held.pinned]
+    return held.pageable + reduce(np.add, pinned) if pinned else held.pageable
 
 
 def _pinned(total: FloatColumn, piece: FloatColumn, node: HostNode) -> FloatColumn:
@@ -90,65 +87,10 @@ def _pinned(total: FloatColumn, piece: FloatColumn, node: HostNode) -> FloatColu
     return rounded
 
 
-def _sharded(job: Job, rows: RankColumns, dense: FloatColumn, expert: FloatColumn) -> FloatColumn:
-    """Return what a rank holds of so many (dense, expert) parameters where they are sharded."""
-    dense_group, expert_group = shard_groups(job, rows)
-    return dense / dense_group + expert / expert_group
-
-
 def _state_parameters(job: Job, rows: RankColumns, from_stage: int) -> FloatColumn:
     counts = rank_parameters(job, rows)
-    sharded = _sharded(job, rows, counts.dense, counts.expert)
+    sharded = sharded_parameters(job, rows, counts.dense, counts.expert)
     return np.where(rows.layouts.zero_stage >= from_stage, sharded, counts.dense + counts.expert)
-
-
-def _optimizer(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
-    share, host = job.techniques.offload_optimizer, job.facts.host
-    if not share:
-        return np.zeros(len(rows))
-    stage = rows.layouts.zero_stage
-    trained = trained_parameters(job, rows, rank_parameters(job, rows))
-    sharded = _sharded(job, rows, trained.dense, trained.expert)
-    moved = share * np.where(stage >= 1, sharded, trained.dense + trained.expert)
-    whole = np.asarray(host.optimizer_bytes, dtype=np.float64)[stage] * moved
-    pinned_bytes = np.asarray(host.optimizer_pinned_bytes, dtype=np.float64)[stage]
-    if host.optimizer_flat:
-        pinned = _pinned(pinned_bytes * moved, PINNED_ELEMENT_BYTES * moved, node)
-    else:
-        pinned = _pinned_by_parameter(job, rows, pinned_bytes, moved, node)
-    return np.asarray(whole - pinned_bytes * moved + pinned)
-
-
-PINNED_ELEMENT_BYTES = 4.0  # the pinned tensors are fp32: whole flat partitions, or a parameter's share
-
-
-def _pinned_by_parameter(
-    job: Job, rows: RankColumns, pinned_bytes: FloatColumn, moved: FloatColumn, node: HostNode
-) -> FloatColumn:
-    """Return the page-locked bytes of `moved` parameters, each of which is a tensor of its own. Those of layers are
-    rounded as the largest of a layer, the others as a table, so that a rank with a table never has less than one
-    without."""
-    dense_group, expert_group = shard_groups(job, rows)
-    first = rows.layouts.zero_stage >= 1  # each tensor is a share of a parameter
-    (dense, expert), embedding = largest_matrices(job, rows), tables(job, rows)[0]
-    of_layers = np.minimum(job.techniques.offload_optimizer * _of_layers(job, rows), moved)
-    dense, table = (np.where(first, size / dense_group, size) for size in (dense, embedding))
-    parts = (of_layers, np.maximum(dense, np.where(first, expert / expert_group, expert))), (moved - of_layers, table)
-    return reduce(np.add, (_pinned(pinned_bytes * part, PINNED_ELEMENT_BYTES * piece, node) for part, piece in parts))
-
-
-def _of_layers(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the parameters of a rank's layers whose optimizer states it holds."""
-    shared, expert = (rows.sum_of(each) for each in layer_parameters(job, rows))
-    return np.where(rows.layouts.zero_stage >= 1, _sharded(job, rows, shared, expert), shared + expert)
-
-
-def _parameters(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
-    if not job.techniques.offload_parameters:
-        return np.zeros(len(rows))
-    adapters = _sharded(job, rows, *adapter_parameters(job, rows))
-    moved = job.facts.host.parameter_bytes * (_state_parameters(job, rows, 3) + adapters)
-    return np.where(rows.layouts.zero_stage >= 3, _pinned(moved, moved, node), 0.0)
 
 
 def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
@@ -187,8 +129,8 @@ def _data_loader(job: Job, rows: RankColumns) -> FloatColumn:
 def _checkpoint(job: Job, rows: RankColumns) -> FloatColumn:
     """States that are on the host already are written from there."""
     host, counts = job.facts.host, rank_parameters(job, rows)
-    sharded = _sharded(job, rows, counts.dense, counts.expert)
-    here = 1.0 - job.techniques.offload_optimizer
+    sharded = sharded_parameters(job, rows, counts.dense, counts.expert)
+    here = optimizer_on_device(job)
     at_once = np.maximum(host.checkpoint_bytes - job.facts.states.parameter_bytes, 0.0) * here
     at_once += min(host.checkpoint_bytes, job.facts.states.parameter_bytes)
     one_by_one = np.maximum(

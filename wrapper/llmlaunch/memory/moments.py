@@ -33,7 +33,7 @@ from llmlaunch.memory.loss import (
     waiting_table,
 )
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.memory.states import States, weight_versions
+from llmlaunch.memory.states import States
 from llmlaunch.memory.vision import encoder_activations
 from llmlaunch.memory.workspace import (
     embedding_backward,
@@ -136,7 +136,7 @@ def state_terms(job: Job, rows: RankColumns, state: States) -> MomentTerms:
         "parameters": state.parameters,
         "weight_copies": state.weight_copies,
         "optimizer_states": state.optimizer,
-        **weight_versions(job, rows),
+        **_joined(effect.lasting_states(job, rows) for effect in effects_of(job)),
         "weight_gradient_stubs": weight_gradient_stubs(job, rows),
     }
     whole = _Whole()

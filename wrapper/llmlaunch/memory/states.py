@@ -13,6 +13,7 @@ from llmlaunch.facts import ByStage, GradientLife
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
+from llmlaunch.memory.effects import effects_of, optimizer_on_device, shards_on_device
 from llmlaunch.memory.gathering import gathered_elements
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_wise import whole_matrices
@@ -29,10 +30,7 @@ from llmlaunch.memory.weights import (
     trained_parameters,
 )
 
-__all__ = ["States", "least_state_bytes", "states", "weight_versions"]
-
-
-MASTER_GRADIENT_BYTES = 4.0
+__all__ = ["States", "least_state_bytes", "shard_groups", "sharded_parameters", "states"]
 
 
 @frozen
@@ -67,6 +65,12 @@ def shard_groups(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]
     return np.maximum(dense, 1.0), np.maximum(expert, 1.0)
 
 
+def sharded_parameters(job: Job, rows: RankColumns, dense: FloatColumn, expert: FloatColumn) -> FloatColumn:
+    """Return what a rank holds of so many (dense, expert) parameters where they are sharded."""
+    dense_group, expert_group = shard_groups(job, rows)
+    return dense / dense_group + expert / expert_group
+
+
 def states(job: Job, rows: RankColumns) -> States:
     """Return the states of every row. ZeRO 1 (and Megatron's distributed optimizer) shards optimizer states, 2
     gradients too, 3 parameters too (Rajbhandari et al. 2020, section 5). Frozen parameters have neither gradient nor
@@ -93,14 +97,16 @@ def states(job: Job, rows: RankColumns) -> States:
     if matrices is not None:  # no other step of Megatron's has temporaries
         step = facts.step.matrix_step_bytes * matrices.largest
         padding = matrices.dense_padding + matrices.expert_padding
-    step = _updated_on_host(job, step, np.minimum(sharded, largest_parameter(job, rows)))
+    largest_step = np.minimum(sharded, largest_parameter(job, rows))
+    for effect in effects_of(job):
+        step = effect.optimizer_step(job, step, largest_step)
     return States(
         parameters=_resting(job, rows, counts, dense_group, expert_group)
         + _gathered(job, rows, counts, dense_group, expert_group)
         + _second_shards(job, rows, counts)
         + facts.states.parameter_bytes * padding,
         gradients=over_step.lasting + facts.states.gradient_bytes * padding,
-        optimizer=(1.0 - job.techniques.offload_optimizer)
+        optimizer=optimizer_on_device(job)
         * (
             _optimizer(job, rows, state_bytes(facts.states.optimizer_bytes, 1), whole)
             + _kept_by_context(job, rows, counts)
@@ -142,8 +148,7 @@ def _placed(
     """Return the most that is there before the first step. ZeRO 3 may be given a whole model. Megatron's distributed
     optimizer makes its buffers of parameters and gradients beside the parameters that then move there, chunk by chunk,
     the experts' last (megatron/core/distributed/param_and_grad_buffer.py `_ParamAndGradBuffer.__init__`, core 0.19;
-    traced). Where only a share of it goes to the host, clones of the rest, first of the whole parameters and then of
-    their shards, lie beside the buffers before there are activations."""
+    traced)."""
     facts, stage, chunks = job.facts, rows.layouts.zero_stage, rows.layouts.virtual_pipeline
     whole = facts.states.parameter_bytes * (counts.dense + counts.expert)
     if facts.states.placed_whole:
@@ -152,10 +157,9 @@ def _placed(
         return np.zeros_like(whole)
     experts = facts.states.parameter_bytes * trained.expert
     before = facts.states.parameter_bytes * trained.dense - facts.states.gradient_bytes * trained.expert
-    share = job.techniques.offload_optimizer
-    clones = facts.states.partly_offloaded_bytes * (1.0 - share) * (trained.dense + trained.expert + sharded)
-    moved = np.maximum(experts, before) / chunks
-    return np.where(stage >= 1, whole + lasting + np.maximum(moved, clones if 0.0 < share < 1.0 else 0.0), 0.0)
+    parameters = trained.dense + trained.expert + sharded
+    beside = sum(effect.before_the_first_step(job, parameters) for effect in effects_of(job))
+    return np.where(stage >= 1, whole + lasting + np.maximum(np.maximum(experts, before) / chunks, beside), 0.0)
 
 
 def _optimizer(job: Job, rows: RankColumns, sharded: FloatColumn, whole: FloatColumn) -> FloatColumn:
@@ -166,8 +170,7 @@ def _optimizer(job: Job, rows: RankColumns, sharded: FloatColumn, whole: FloatCo
 def _resting(
     job: Job, rows: RankColumns, counts: RankParameters, dense_group: FloatColumn, expert_group: FloatColumn
 ) -> FloatColumn:
-    """Return the compute copy between its uses: all parameters, trained or not, and adapters beside them. With
-    `offload_parameters` ZeRO 3 keeps the shards on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
+    """Return the compute copy between its uses: all parameters, trained or not, and adapters beside them."""
     dense, expert = adapter_parameters(job, rows)
     dense, expert = counts.dense + dense, counts.expert + expert
     quantized = job.facts.layer.quantized
@@ -175,7 +178,7 @@ def _resting(
         weights, experts = _narrow_weights(job, rows)
         dense, expert = dense - weights, expert - experts
     sharded = dense / dense_group + expert / expert_group
-    here = 0.0 if job.techniques.offload_parameters else 1.0
+    here = float(shards_on_device(job))
     return job.facts.states.parameter_bytes * np.where(_in_shards(job, rows), here * sharded, dense + expert)
 
 
@@ -198,24 +201,6 @@ def _in_shards(job: Job, rows: RankColumns) -> NDArray[np.bool_]:
     shard_from = 3 if job.facts.states.full_sharding is None else job.facts.states.full_sharding.first_stage
     in_shards: NDArray[np.bool_] = rows.layouts.zero_stage >= shard_from
     return in_shards
-
-
-def _updated_on_host(job: Job, step: FloatColumn, largest: FloatColumn) -> FloatColumn:
-    """Return the temporaries of a step of which a share runs on the host, where the backend's facts do not know of it:
-    parameters come back in fp32 one after the other and are narrowed on the device
-    (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py param_copy_back_gpu_hook, core 0.19)."""
-    share = job.techniques.offload_optimizer if job.facts.states.optimizer_bytes else 0.0
-    return (1.0 - share) * step + (MASTER_GRADIENT_BYTES * largest if share else 0.0)
-
-
-def weight_versions(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
-    """Return the bytes of further versions of the weights in flight, each an fp32 clone (PipeDream-2BW, Narayanan et
-    al. 2021, section 3.1; its runtime clones master weights: 4 bytes a parameter). What-if."""
-    more = job.techniques.weight_versions - 1
-    if not more:
-        return {}
-    counts = rank_parameters(job, rows)
-    return {"weight_versions": 4.0 * more * (counts.dense + counts.expert)}
 
 
 def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:
@@ -288,7 +273,7 @@ def _gathered(
     facts = job.facts
     if facts.states.full_sharding is not None:
         return np.zeros(len(rows))
-    dense, on_host = counts.dense, job.techniques.offload_parameters
+    dense, on_host = counts.dense, not shards_on_device(job)
     if job.techniques.adapters is not None:  # no backward pass reads a frozen embedding
         dense = dense - np.where(rows.first & ~np.asarray(job.shape.tied_embeddings), tables(job, rows)[0], 0.0)
 

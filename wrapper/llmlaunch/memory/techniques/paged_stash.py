@@ -10,7 +10,7 @@ tokens they cannot take is run again without pages and fixed rows (PagedStashRun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import reduce
 
 import numpy as np
@@ -20,7 +20,7 @@ from llmlaunch.layers.block import Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.mixture import Mixture
-from llmlaunch.memory.effects import Effect
+from llmlaunch.memory.effects import Effect, HostBytes
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import Gone, PricedLayers, layers_of
@@ -58,9 +58,10 @@ class PagedStashEffect(Effect):
         """The pages on the device."""
         return {TERM: stash_pages(job, rows)}
 
-    def pinned(self, job: Job, rows: RankColumns) -> Mapping[str, Sequence[FloatColumn]]:
+    def on_host(self, job: Job, rows: RankColumns) -> Mapping[str, HostBytes]:
         """The pages in host memory."""
-        return {TERM: _host_pages(job, rows)}
+        buffers = tuple((pages, pages) for pages in _host_pages(job, rows))
+        return {TERM: HostBytes(np.zeros(len(rows)), buffers)}
 
 
 def running_experts(job: Job, rows: RankColumns) -> FloatColumn:
