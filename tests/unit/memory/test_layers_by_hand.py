@@ -36,9 +36,9 @@ from llmlaunch.memory.loss import (
     tables_of_heads,
     waiting_logits,
 )
+from llmlaunch.memory.techniques.adapters import adapter_parameters
 from llmlaunch.memory.techniques.recompute import recomputed_layer
 from llmlaunch.memory.techniques.swapped_share import swapped_by_layer
-from llmlaunch.memory.weights import adapter_parameters
 from llmlaunch.memory.workspace import (
     head_backward,
     layer_backward,

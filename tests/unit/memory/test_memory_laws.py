@@ -19,8 +19,9 @@ from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.loss import logits as logit_bytes
 from llmlaunch.memory.peak import cache_share
+from llmlaunch.memory.techniques.adapters import adapter_parameters
 from llmlaunch.memory.techniques.tiled_loss import tiled_inputs
-from llmlaunch.memory.weights import adapter_parameters, trained_counts
+from llmlaunch.memory.techniques.trained_layers import trained_counts
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
 from support.changed_facts import changed

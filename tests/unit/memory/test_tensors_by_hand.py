@@ -16,9 +16,9 @@ from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.states import states
+from llmlaunch.memory.techniques.adapters import adapter_parameters
 from llmlaunch.memory.techniques.weight_versions import WeightVersionsEffect
 from llmlaunch.memory.weights import (
-    adapter_parameters,
     largest_parameter,
     layer_parameters,
     linear_weights,

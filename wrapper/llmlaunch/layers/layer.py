@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.adapters import beside_adapters, sampled
 from llmlaunch.layers.block import FP32_BYTES, Block, Parameters, Saved
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import Matrix
@@ -80,7 +79,7 @@ class Branch:
             tensors[f"{self.role}_streams"] = Saved(self._mixed_bytes(c))
         for block in self.blocks:
             tensors |= block.saved(c)
-        return sampled(c, beside_adapters(c, self.blocks, tensors))
+        return tensors
 
     def _norm_tensors(self, c: LayerColumns) -> dict[str, Saved]:
         """A norm keeps its input and statistics, the linear after it the output; dropout before the norm keeps a

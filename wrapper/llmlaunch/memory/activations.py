@@ -16,7 +16,8 @@ from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.model import model_of
 from llmlaunch.memory.effects import Column, Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.layer_bytes import Gone, PricedLayers, either, layers_of, sum_without
+from llmlaunch.memory.layer_bytes import layers_of
+from llmlaunch.memory.priced_layers import Gone, PricedLayers, either, sum_without
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import sequence_split, tokens
 

@@ -13,14 +13,25 @@ from pkgutil import iter_modules
 
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.block import Tensors
+from llmlaunch.layers.block import Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.layers.layer import Branch
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.layer_bytes import Gone, PricedLayers
+from llmlaunch.memory.priced_layers import Gone, PricedLayers
 from llmlaunch.models.vision import Vision
 
-__all__ = ["Column", "Effect", "HostBytes", "Pinned", "effects_of", "optimizer_on_device", "shards_on_device"]
+__all__ = [
+    "Column",
+    "Effect",
+    "HostBytes",
+    "Pinned",
+    "effects_of",
+    "optimizer_on_device",
+    "shards_on_device",
+    "trains_all",
+    "trains_head",
+]
 
 Column = Callable[[], FloatColumn]
 Pinned = tuple[FloatColumn, FloatColumn]  # bytes that are pinned, in tensors of so many bytes
@@ -50,6 +61,10 @@ class Effect:
         return True
 
     # of one layer and one micro-batch
+
+    def saved(self, c: LayerColumns, branch: Branch, tensors: dict[str, Saved]) -> dict[str, Saved]:
+        """Return what a branch of a layer saves, which is `tensors` without the technique."""
+        return tensors
 
     def gone(self, c: LayerColumns, tensors: Tensors) -> Gone:
         """Return which of a layer's saved tensors are not on the device until the layer runs backward."""
@@ -175,6 +190,44 @@ class Effect:
 
     # of model states
 
+    def trains_all(self, job: Job) -> bool:
+        """Whether all parameters of the decoder have gradients."""
+        return True
+
+    def trains_head(self, job: Job) -> bool:
+        """Whether the head's weight has a gradient."""
+        return True
+
+    def trained_parameters(
+        self, job: Job, rows: RankColumns, dense: FloatColumn, expert: FloatColumn
+    ) -> tuple[FloatColumn, FloatColumn]:
+        """Return the (dense, expert) parameters of a rank that have gradients, which are so many without the
+        technique."""
+        return dense, expert
+
+    def trained_matrices(
+        self,
+        job: Job,
+        rows: RankColumns,
+        trained: tuple[FloatColumn, FloatColumn],
+        matrices: tuple[FloatColumn, FloatColumn],
+    ) -> tuple[FloatColumn, FloatColumn]:
+        """Return how many of the `trained` (dense, expert) parameters are in matrices of the blocks: all of these
+        `matrices` without the technique."""
+        return matrices
+
+    def added_parameters(self, job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn] | None:
+        """Return the (dense, expert) parameters on a device beside those of the model."""
+        return None
+
+    def unread_parameters(self, job: Job, rows: RankColumns) -> Size:
+        """Return the dense parameters of a rank that no backward pass reads."""
+        return 0.0
+
+    def stubs(self, job: Job, rows: RankColumns, elements: FloatColumn) -> FloatColumn:
+        """Return the elements of the stubs of weight gradients, which are so many without the technique."""
+        return elements
+
     def optimizer_on_device(self, job: Job) -> float:
         """Return the share of the optimizer's states that is on the device."""
         return 1.0
@@ -253,3 +306,13 @@ def optimizer_on_device(job: Job) -> float:
 def shards_on_device(job: Job) -> bool:
     """Whether parameters that rest in shards rest on the device."""
     return all(effect.shards_on_device(job) for effect in effects_of(job))
+
+
+def trains_all(job: Job) -> bool:
+    """Whether all parameters of the decoder have gradients."""
+    return all(effect.trains_all(job) for effect in effects_of(job))
+
+
+def trains_head(job: Job) -> bool:
+    """Whether the head's weight has a gradient."""
+    return all(effect.trains_head(job) for effect in effects_of(job))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.parameters import count_parameters
-from llmlaunch.memory.effects import optimizer_on_device, shards_on_device
+from llmlaunch.memory.effects import optimizer_on_device, shards_on_device, trains_all
 from llmlaunch.memory.job import Job, RankColumns, mixture_layers
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.units import GIB
@@ -58,7 +58,7 @@ def least_torch_bytes(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes that the rank of each row holds at least when the optimizer steps: its share of the parameters,
     and of gradients and optimizer states where all parameters are trained, less what is on the host. The bytes are
     corrected by measured runs."""
-    facts, techniques, layouts = job.facts, job.techniques, rows.layouts
+    facts, layouts = job.facts, rows.layouts
     sharding = facts.states.full_sharding
     dense, expert = _parameters(job, rows)
     ranks = layouts.tensor * layouts.context * layouts.data
@@ -66,7 +66,7 @@ def least_torch_bytes(job: Job, rows: RankColumns) -> FloatColumn:
     whole, shards = dense + expert, dense / (layouts.data * layouts.context) + expert * share
     stage, shard_from = layouts.zero_stage, 3 if sharding is None else sharding.first_stage
     least: FloatColumn = _parameter_bytes(job) * np.where(stage >= shard_from, shards, whole)
-    if techniques.adapters is None and techniques.trained_layers is None:
+    if trains_all(job):
         least = least + facts.states.gradient_bytes * np.where(stage >= 2, shards, whole)
         least = least + _state_bytes(job) * np.where(stage >= 1, shards, whole)
     return np.maximum(least * job.correction.torch_factor - ROUNDING_BYTES, 0.0)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.columns import Size
 from llmlaunch.memory.activations import kept_by_heads
-from llmlaunch.memory.effects import Column, effects_of
+from llmlaunch.memory.effects import Column, effects_of, trains_all, trains_head
 from llmlaunch.memory.heads import final_norm_rank, head_rank
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
@@ -47,14 +47,14 @@ __all__ = [
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last rank what the norm before the head saves (its input) and what the head saves (the norm's
-    output, gathered where linears save that), unless frozen for adapters; and what brings several streams together.
+    output, gathered where linears save that), unless it is frozen; and what brings several streams together.
     Where prediction heads lie before it, the norm is not there: the head saves a copy of what the stage receives, which
     the schedule keeps, and still has that of the micro-batch before (transformer_block.py TransformerBlock.forward
     clones what passes no layer, core 0.19; traced)."""
     facts, h, split = job.facts, job.shape.hidden_size, sequence_split(job, rows)
     if job.techniques.heads_before_loss:
         return np.where(rows.last, 3.0 * (1.0 + job.shape.mtp_num_layers) * hidden_bytes(job, rows), 0.0)
-    copies = 2.0 if job.techniques.adapters is None else 1.0
+    copies = 2.0 if trains_head(job) else 1.0
     per_token = (copies * facts.layer.activation_bytes + facts.layer.norm_extra_bytes) * h + STATISTIC_BYTES
     more = facts.layer.activation_bytes * h * (split - 1.0) if facts.foreign.gathered_inputs_kept else 0.0
     per_token += facts.layer.activation_bytes * _streams(job)
@@ -132,8 +132,8 @@ def logit_piece(job: Job, rows: RankColumns) -> FloatColumn:
 
 def table_gradient(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes of the gradient of an embedding table; zero without a table to train."""
-    states, techniques = job.facts.states, job.techniques
-    if techniques.adapters is not None or techniques.trained_layers is not None or states.full_sharding:
+    states = job.facts.states
+    if states.full_sharding or not trains_all(job):
         return np.zeros(len(rows))
     return np.asarray(tables(job, rows)[0] * states.parameter_bytes)
 

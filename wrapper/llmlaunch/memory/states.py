@@ -13,20 +13,18 @@ from llmlaunch.facts import ByStage, GradientLife
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
-from llmlaunch.memory.effects import effects_of, optimizer_on_device, shards_on_device
+from llmlaunch.memory.effects import effects_of, optimizer_on_device, shards_on_device, trains_all
 from llmlaunch.memory.gathering import gathered_elements
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import (
     RankParameters,
-    adapter_parameters,
+    added_parameters,
     head_matrix,
     largest_parameter,
     layer_parameters,
     linear_weights,
     rank_parameters,
-    tables,
-    trained_counts,
     trained_parameters,
 )
 
@@ -171,7 +169,7 @@ def _resting(
     job: Job, rows: RankColumns, counts: RankParameters, dense_group: FloatColumn, expert_group: FloatColumn
 ) -> FloatColumn:
     """Return the compute copy between its uses: all parameters, trained or not, and adapters beside them."""
-    dense, expert = adapter_parameters(job, rows)
+    dense, expert = added_parameters(job, rows)
     dense, expert = counts.dense + dense, counts.expert + expert
     quantized = job.facts.layer.quantized
     if quantized is not None and quantized.replaces_parameters:  # those rest as `_weight_copies`
@@ -189,7 +187,7 @@ def _second_shards(job: Job, rows: RankColumns, counts: RankParameters) -> Float
     ranks = job.facts.zero.secondary_ranks
     if ranks <= 1:
         return np.zeros(len(rows))
-    dense, expert = adapter_parameters(job, rows)
+    dense, expert = added_parameters(job, rows)
     parameters = counts.dense + counts.expert + dense + expert
     lay = rows.layouts
     shards = np.minimum(float(ranks), lay.tensor * lay.pipeline * lay.context * lay.data)
@@ -214,7 +212,7 @@ def _kept_by_context(job: Job, rows: RankColumns, counts: RankParameters) -> Flo
 
 def _matrices_whole(job: Job) -> bool:
     """Whether matrices lie whole in the shards of the optimizer: nobody freezes a part of the model beside them."""
-    return job.facts.states.matrices_whole and job.techniques.adapters is None and job.techniques.trained_layers is None
+    return job.facts.states.matrices_whole and trains_all(job)
 
 
 def _saved_by_matrices(
@@ -229,9 +227,9 @@ def _saved_by_matrices(
         whole, every = whole_matrices(job, rows), job.facts.states.optimizer_bytes
         shards = np.where(rows.layouts.zero_stage >= 1, whole.dense / dense + whole.expert / expert, whole.updated)
         return every * shards - (every - fewer) * whole.updated
-    weights, experts = trained.dense, trained.expert
-    if job.techniques.adapters is None:
-        weights, experts = _narrow_weights(job, replace(rows, counts=trained_counts(job, rows)))
+    weights, experts = _narrow_weights(job, rows)
+    for effect in effects_of(job):
+        weights, experts = effect.trained_matrices(job, rows, (trained.dense, trained.expert), (weights, experts))
     sharded = rows.layouts.zero_stage >= 1
     matrices: FloatColumn = weights / np.where(sharded, dense, 1.0) + experts / np.where(sharded, expert, 1.0)
     return fewer * matrices
@@ -273,9 +271,8 @@ def _gathered(
     facts = job.facts
     if facts.states.full_sharding is not None:
         return np.zeros(len(rows))
-    dense, on_host = counts.dense, not shards_on_device(job)
-    if job.techniques.adapters is not None:  # no backward pass reads a frozen embedding
-        dense = dense - np.where(rows.first & ~np.asarray(job.shape.tied_embeddings), tables(job, rows)[0], 0.0)
+    on_host = not shards_on_device(job)
+    dense = counts.dense - sum(effect.unread_parameters(job, rows) for effect in effects_of(job))
 
     def arriving(dense: FloatColumn, expert: FloatColumn, copied: bool) -> FloatColumn:
         return dense * ((dense_group > 1) | copied) + expert * ((expert_group > 1) | copied)
@@ -284,8 +281,8 @@ def _gathered(
     if facts.zero.gathering is None:
         most = np.minimum(whole, counts.largest_layer)
     else:
-        adapters, experts_adapters = adapter_parameters(job, rows)
-        every = dense + adapters, counts.expert + experts_adapters
+        more, more_expert = added_parameters(job, rows)
+        every = dense + more, counts.expert + more_expert
         buffers = 0.0 if facts.zero.gathering.sequential else arriving(*every, False)
         most = np.minimum(arriving(*every, on_host) + buffers, gathered_elements(job, rows))
     if facts.zero.gathered_weights_kept:
@@ -403,9 +400,7 @@ def _zero_buckets(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn
 
 def _largest_trained(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the elements of the largest parameter that has a gradient, 0 where that is one of small adapters."""
-    if job.techniques.adapters is not None or job.techniques.trained_layers:
-        return np.zeros(len(rows))
-    return largest_parameter(job, rows)
+    return largest_parameter(job, rows) if trains_all(job) else np.zeros(len(rows))
 
 
 def gathered_parameters(

@@ -15,31 +15,29 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.adapters import fused_adapted
 from llmlaunch.layers.block import Parameters, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import Matrix
 from llmlaunch.layers.model import model_of, norm_parameters, stream_contraction
+from llmlaunch.memory.effects import effects_of, trains_all
 from llmlaunch.memory.heads import final_norm_rank, head_rank
-from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
+from llmlaunch.memory.job import Job, RankColumns, once_for_rows
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.vision import encoder_matrices, rank_encoder
 from llmlaunch.models.shape import ModelShape
 
 __all__ = [
     "RankParameters",
-    "adapter_parameters",
+    "added_parameters",
     "distinct_matrices",
     "head_matrix",
     "largest_matrices",
     "largest_parameter",
-    "layer_adapters",
     "layer_parameters",
     "linear_weights",
     "rank_parameters",
     "tables",
-    "trained_counts",
     "trained_parameters",
     "vocabulary",
 ]
@@ -211,96 +209,21 @@ def linear_weights(job: Job, rows: RankColumns) -> tuple[list[FloatColumn], list
     return weights(of_experts=False), weights(of_experts=True)
 
 
-def trained_counts(job: Job, rows: RankColumns) -> tuple[FloatColumn, ...]:
-    """Return the layers of each group on each row's rank that are trained (SHERL, Diao et al. 2024: late layers
-    alone)."""
-    last = job.techniques.trained_layers
-    if last is None:
-        return rows.counts
-    model = model_of(job.shape)
-    counts = [np.zeros(len(rows)) for _ in rows.groups]
-    for start, stop in chunk_ranges(len(model.order), rows.layouts, rows.rank):
-        first = np.clip(len(model.order) - last, start, stop)
-        for count, kinds in zip(counts, rows.groups, strict=True):
-            for kind in kinds:
-                count += model.before[kind][stop] - model.before[kind][first]
-    return tuple(counts)
-
-
 def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> RankParameters:
     """Parameters with a gradient and optimizer states, of all on the device."""
-    techniques = job.techniques
-    if techniques.adapters is not None:
-        dense, expert = adapter_parameters(job, rows, frozen=techniques.adapters.frozen_down)
-        return replace(counts, dense=dense, expert=expert)
-    if techniques.trained_layers is None:
-        if job.shape.vision is None:
-            return counts
-        frozen = rank_encoder(job, rows) - rank_encoder(job, rows, trained=True)
-        return replace(counts, dense=counts.dense - frozen)
-    trained = replace(rows, counts=trained_counts(job, rows))
-    dense_layers, expert_layers = layer_parameters(job, rows)
-    head = tables(job, rows)[1] + job.shape.hidden_size
-    dense = trained.sum_of(dense_layers) + np.where(rows.last, head, 0.0)
-    return replace(counts, dense=np.minimum(dense, counts.dense), expert=trained.sum_of(expert_layers))
+    dense, expert = counts.dense, counts.expert
+    if job.shape.vision is not None and trains_all(job):
+        dense = dense - (rank_encoder(job, rows) - rank_encoder(job, rows, trained=True))
+    for effect in effects_of(job):
+        dense, expert = effect.trained_parameters(job, rows, dense, expert)
+    return replace(counts, dense=dense, expert=expert)
 
 
-def adapter_parameters(job: Job, rows: RankColumns, frozen: bool = False) -> tuple[FloatColumn, FloatColumn]:
-    """Return the (dense, expert) parameters of the adapters on a device. Layers of multi-token-prediction modules of
-    Megatron core have adapters as the others have; the projections before them have none. `frozen` leaves out the first
-    matrices where these are apart (LoRA-FA, Zhang et al. 2023)."""
-    if job.techniques.adapters is None:
-        return np.zeros(len(rows)), np.zeros(len(rows))
-    layers = layers_of(job, rows)
-    (dense, expert), fused = _adapters_by_kind(job, layers.columns, frozen), job.facts.adapters.adapters_fused
-    totals = [rows.sum_of(layers.by_group(each)) for each in (dense, expert)]
-    if fused and job.shape.mtp_num_layers:
-        modules = np.where(np.equal(rows.rank, head_rank(job, rows.layouts)), job.shape.mtp_modules, 0)
-        totals = [total + modules * layers.predicted(each) for total, each in zip(totals, (dense, expert), strict=True)]
-    return totals[0], totals[1]
-
-
-def layer_adapters(job: Job, rows: RankColumns) -> list[FloatColumn]:
-    """Return the parameters of the adapters of one layer of each group on a device."""
-    layers = layers_of(job, rows)
-    pairs = zip(*_adapters_by_kind(job, layers.columns, frozen=False), strict=True)
-    return layers.by_group([dense + expert for dense, expert in pairs])
-
-
-def _adapters_by_kind(job: Job, c: LayerColumns, frozen: bool) -> tuple[list[Size], list[Size]]:
-    count = _fused_pairs if job.facts.adapters.adapters_fused else _pairs
-    kinds = model_of(job.shape).kinds
-    dense, expert = (
-        [count(job, c, [each for each in layer.matrices if each.of_experts == experts], frozen) for layer in kinds]
-        for experts in (False, True)
-    )
+def added_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
+    """Return the (dense, expert) parameters on a device that techniques add to those of the model."""
+    dense, expert = np.zeros(len(rows)), np.zeros(len(rows))
+    for effect in effects_of(job):
+        more = effect.added_parameters(job, rows)
+        if more is not None:
+            dense, expert = dense + more[0], expert + more[1]
     return dense, expert
-
-
-def _pairs(job: Job, c: LayerColumns, matrices: list[Matrix], frozen: bool) -> Size:
-    """Return rank x (inputs + outputs) of every linear layer that has an adapter (LoRA, Hu et al. 2021, section 4.2).
-    Tensor parallelism splits one side of each pair, the one its linear layer is split on."""
-    adapters = job.techniques.adapters
-    assert adapters is not None
-    total: Size = 0.0
-    for matrix in matrices:
-        ranks = matrix.ranks(c)
-        for part in matrix.parts:
-            if part.name in adapters.targets:
-                outputs = part.on_device(ranks) if matrix.divided == "outputs" else part.columns
-                sides = outputs if frozen else matrix.inputs_on_device(c) + outputs
-                total = total + matrix.count_on_device(c) * sides
-    return adapters.rank * total
-
-
-def _fused_pairs(job: Job, c: LayerColumns, matrices: list[Matrix], frozen: bool) -> Size:
-    """Return the parameters of adapters beside the linears that Megatron core 0.19 has. Tensor parallelism splits both
-    matrices of a pair. All experts of a device share one pair for each of their two linears, and a shared expert has
-    its own (megatron/bridge/peft/lora.py LoRA, `share_expert_adapters`, Megatron-Bridge 0.6)."""
-    adapters = job.techniques.adapters
-    assert adapters is not None
-    beside = fused_adapted(matrices, adapters)
-    total: Size = 0.0
-    for matrix in beside:
-        total = total + (matrix.inputs + matrix.outputs) / matrix.ranks(c)
-    return adapters.rank * total

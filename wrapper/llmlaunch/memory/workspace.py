@@ -10,6 +10,7 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.model import model_of
 from llmlaunch.memory.activations import kept_by_kind
+from llmlaunch.memory.effects import effects_of, trains_head
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
 from llmlaunch.memory.layer_bytes import layers_of
@@ -17,7 +18,7 @@ from llmlaunch.memory.loss import logits_share, logits_split, projection, table_
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import layer_input, sequence_split, tokens
 from llmlaunch.memory.vision import encoder_backward
-from llmlaunch.memory.weights import distinct_matrices, head_matrix, layer_adapters, vocabulary
+from llmlaunch.memory.weights import distinct_matrices, head_matrix, vocabulary
 
 __all__ = [
     "embedding_backward",
@@ -97,7 +98,7 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
     head = head_matrix(job, rows)
     wide = vocabulary(job, rows) / logits_split(job, rows)
     logits = n * logits_share(job, rows) * job.facts.loss.logit_gradient_bytes * wide
-    no_temporary = job.facts.layer.weight_gradient_fused or job.techniques.adapters is not None
+    no_temporary = job.facts.layer.weight_gradient_fused or not trains_head(job)
     weight = 0.0 if no_temporary else job.facts.states.parameter_bytes * head
     if job.facts.loss.fused_loss is not None:
         weight = job.facts.loss.fused_loss.kept_weight_bytes * head
@@ -108,13 +109,13 @@ def head_backward(job: Job, rows: RankColumns) -> FloatColumn:
 def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the stubs of weight gradients. With gradients accumulated in place, Transformer Engine hands autograd one
     stub for every distinct shape of weight (transformer_engine/pytorch/module/base.py get_dummy_wgrad, 2.2 to 2.20) and
-    Megatron core one for the head (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept.
-    Frozen weights have none: with adapters they are those of the adapters, of which few are alike."""
+    Megatron core one for the head (megatron/core/tensor_parallel/layers.py, core 0.19). They are made once and kept."""
     if not (job.facts.layer.weight_gradient_fused and job.facts.layer.weight_gradient_stubs):
         return np.zeros(len(rows))
-    if job.techniques.adapters is not None and job.facts.adapters.adapters_fused:
-        return job.facts.states.parameter_bytes * rows.most_of(layer_adapters(job, rows))
-    return job.facts.states.parameter_bytes * (distinct_matrices(job, rows) + projection(job, rows))
+    elements = distinct_matrices(job, rows) + projection(job, rows)
+    for effect in effects_of(job):
+        elements = effect.stubs(job, rows, elements)
+    return job.facts.states.parameter_bytes * elements
 
 
 def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:

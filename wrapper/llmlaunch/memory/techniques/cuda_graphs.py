@@ -23,7 +23,8 @@ from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.layer_bytes import layers_of, sum_without
+from llmlaunch.memory.layer_bytes import layers_of
+from llmlaunch.memory.priced_layers import sum_without
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import layer_input
 from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, Techniques

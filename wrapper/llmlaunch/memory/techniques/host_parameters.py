@@ -9,7 +9,7 @@ import numpy as np
 from llmlaunch.memory.effects import Effect, HostBytes
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.states import sharded_parameters
-from llmlaunch.memory.weights import adapter_parameters, rank_parameters
+from llmlaunch.memory.weights import added_parameters, rank_parameters
 
 __all__ = ["HostParametersEffect"]
 
@@ -27,7 +27,7 @@ class HostParametersEffect(Effect):
         if not job.techniques.offload_parameters:
             return {"offloaded_parameters": HostBytes(none)}
         counts = rank_parameters(job, rows)
-        adapters = sharded_parameters(job, rows, *adapter_parameters(job, rows))
-        shards = sharded_parameters(job, rows, counts.dense, counts.expert) + adapters
+        more = sharded_parameters(job, rows, *added_parameters(job, rows))
+        shards = sharded_parameters(job, rows, counts.dense, counts.expert) + more
         moved = np.where(rows.layouts.zero_stage >= 3, job.facts.host.parameter_bytes * shards, 0.0)
         return {"offloaded_parameters": HostBytes(none, ((moved, moved),))}

@@ -16,7 +16,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns, Modules
 from llmlaunch.memory.activations import kept_by_layer, of_all_layers, on_device, saved_share
 from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.layer_bytes import Gone, by_module
+from llmlaunch.memory.priced_layers import Gone, by_module
 
 __all__ = ["OffloadEffect", "offloads_modules", "without_offloaded_modules"]
 

@@ -23,7 +23,8 @@ from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory.effects import Effect, HostBytes
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.layer_bytes import Gone, PricedLayers, layers_of
+from llmlaunch.memory.layer_bytes import layers_of
+from llmlaunch.memory.priced_layers import Gone, PricedLayers
 from llmlaunch.memory.schedule import in_flight
 
 __all__ = ["PagedStashEffect", "equal_share", "running_experts", "stash_pages"]

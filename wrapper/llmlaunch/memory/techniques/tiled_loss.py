@@ -8,7 +8,7 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.columns import Size
-from llmlaunch.memory.effects import Effect
+from llmlaunch.memory.effects import Effect, trains_head
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.tokens import tokens
 from llmlaunch.memory.weights import head_matrix
@@ -43,7 +43,7 @@ def earlier_tiles(job: Job, rows: RankColumns) -> Size:
     if job.facts.loss.fused_loss is not None:
         return 0.0
     hidden = job.facts.layer.activation_bytes * tokens(job, rows) * job.shape.hidden_size
-    no_temporary = job.facts.layer.weight_gradient_fused or job.techniques.adapters is not None
+    no_temporary = job.facts.layer.weight_gradient_fused or not trains_head(job)
     head = 0.0 if no_temporary else job.facts.states.parameter_bytes * head_matrix(job, rows)
     return np.where(rows.last, hidden + head, 0.0)
 
