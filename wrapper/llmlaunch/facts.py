@@ -215,6 +215,7 @@ class StepFacts:
     touched_gradient_bytes: ByStage = NONE  # of the rank's share or the largest parameter, whichever has more elements
     gradient_norm_bytes: ByStage = NONE  # of the largest parameter: widened for its norm
     flat_bucket_bytes: float = 0.0  # bytes per rank of the gradients flattened at a time for reduction
+    state_element_bytes: float = 4.0  # of master weight, moments and gradient as the update reads them
     flat_step: bool = False  # temporaries are single tensors, too large for the room that freed activations leave
 
 

@@ -90,8 +90,17 @@ def skip_flag(recipe: Recipe) -> str:
 
 
 def checkpoint_bytes(recipe: Recipe) -> int:
-    """Bytes of one checkpoint, as if all parameters were trained: the compute copy, fp32 weights and two moments."""
-    return count_parameters(recipe.model).total * (COMPUTE_BYTES[recipe.workload.precision] + STATE_BYTES)
+    """Bytes of one checkpoint, as if all parameters were trained: the compute copy, main weights and two moments."""
+    return count_parameters(recipe.model).total * (COMPUTE_BYTES[recipe.workload.precision] + _state_bytes(recipe))
+
+
+def _state_bytes(recipe: Recipe) -> int:
+    """Return the bytes of main weights and moments in a checkpoint, per parameter. DeepSpeed writes them in bf16 where
+    it keeps them so; Megatron's precision-aware optimizer widens them to fp32 (FusedAdam.state_dict, Transformer Engine
+    2.20)."""
+    formats = recipe.training.numbers.optimizer
+    narrow = formats is not None and {formats.main_parameters, formats.first_moment, formats.second_moment} == {"bf16"}
+    return STATE_BYTES // 2 if narrow else STATE_BYTES
 
 
 def save_seconds(recipe: Recipe, layout: Layout) -> float:
@@ -147,7 +156,7 @@ def _bytes_of_busiest_node(recipe: Recipe, layout: Layout) -> float:
         return whole / max(min(layout.pipeline, recipe.nodes), 1)
     if recipe.backend.name == "deepspeed" and layout.zero_stage < 3:
         compute = COMPUTE_BYTES[recipe.workload.precision]
-        alone = whole if layout.zero_stage == 0 else whole * compute / (compute + STATE_BYTES)
+        alone = whole if layout.zero_stage == 0 else whole * compute / (compute + _state_bytes(recipe))
     return alone + (whole - alone) / max(recipe.nodes, 1)
 
 

@@ -39,10 +39,10 @@ __all__ = [
 ]
 
 
-# Read and written through device memory for every parameter a device updates: fp32 master, two moments and gradient
-# read, the first three and the parameter written; the gradient is read once more for its norm.
-OPTIMIZER_BYTES = 34.0
-HOST_OPTIMIZER_BYTES = 28.0  # the same in host memory, where no second copy is written
+# Elements read and written through device memory for every parameter a device updates: master, two moments and gradient
+# are read, the first three written; the gradient is read once more for its norm. The parameter is written in half.
+UPDATED_ELEMENTS, UPDATED_PARAMETER_BYTES = 8.0, 2.0
+HOST_OPTIMIZER_BYTES = 28.0  # the same of fp32 in host memory, where no second copy is written
 # Of a step, at most: a backward pass multiplies twice as much, and recomputes; and the optimizer comes after it.
 FORWARD_SHARE = 1 / 3
 COMMUNICATION = frozenset(("tensor_parallel", "context_parallel", "expert_parallel"))
@@ -229,7 +229,8 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
     (ZeRO-Offload, Ren et al. 2021, section 4)."""
     here = 1.0 - job.techniques.offload_optimizer
     rate = constant("element_wise_efficiency") * cluster.accelerator.memory_bytes_per_second
-    seconds = here * OPTIMIZER_BYTES / rate * mine
+    each = UPDATED_ELEMENTS * job.facts.step.state_element_bytes + UPDATED_PARAMETER_BYTES
+    seconds = here * each / rate * mine
     if job.techniques.offload_optimizer:
         rate = constant("host_optimizer_efficiency") * host_link(cluster).memory_bytes_per_second
         host = cluster.host_seconds_factor * HOST_OPTIMIZER_BYTES / rate

@@ -148,7 +148,7 @@ def read_rows(config: DsConfig, draft: RecipeDraft, rows: Iterable[DsConfigKey])
     """Add what the values of some rows say, each to the recipe key that its row names.
 
     A value leaves the file that a recipe key says instead, and so does a planned one that says nothing, such as 1 for
-    the size of a split.
+    the size of a split. Mappings that several rows read into one recipe key are joined.
     """
     for row in rows:
         value = config.value(row.key)
@@ -157,7 +157,9 @@ def read_rows(config: DsConfig, draft: RecipeDraft, rows: Iterable[DsConfigKey])
             config.take(row.key)
         if recipe_value is not ABSENT:
             section, _, name = row.reads.partition(".")
-            getattr(draft, section)[name] = recipe_value
+            keys = getattr(draft, section)
+            both = isinstance(recipe_value, Mapping) and isinstance(keys.get(name), Mapping)
+            keys[name] = {**keys[name], **recipe_value} if both else recipe_value
 
 
 def read_zero(config: DsConfig, draft: RecipeDraft, place: str) -> None:
