@@ -2,8 +2,9 @@
 
 The standard library's `dataclass(frozen=True)` compiles six methods for every class, half a millisecond or more each
 time Python starts; of what `llmlaunch check` imports of its own that was more than half. Here only `__init__` is
-compiled, and the other methods are shared. What the classes do is the same (tests/unit/documents/test_frozen.py). It is
-for modules that every command imports; elsewhere `dataclass(frozen=True)` is as good.
+compiled, when the first instance is made, and the other methods are shared. What the classes do is the same
+(tests/unit/documents/test_frozen.py). It is for modules that every command imports; elsewhere
+`dataclass(frozen=True)` is as good.
 """
 
 from __future__ import annotations
@@ -32,13 +33,26 @@ def frozen(cls: type[Class]) -> type[Class]:
     hashed = own.get("__hash__") is not None
     cls.__doc__ = cls.__doc__ or cls.__name__  # else the standard library writes the signature, which takes longer
     dataclass(init=False, repr=False, eq=False)(cls)
-    methods: dict[str, Any] = {"__init__": _initializer(cls), "__setattr__": _set, "__delattr__": _delete}
+    methods: dict[str, Any] = {"__init__": _LateInitializer(cls), "__setattr__": _set, "__delattr__": _delete}
     methods |= {name: method for name, method in (("__repr__", _shown), ("__eq__", _equal)) if name not in own}
     if not hashed:
         methods["__hash__"] = _hashed
     for name, method in methods.items():
         setattr(cls, name, method)
     return cls
+
+
+class _LateInitializer:
+    """Stands in the place of `__init__` until that is asked for: many classes never have an instance of their own."""
+
+    def __init__(self, cls: type) -> None:
+        self._class = cls
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., None]:
+        initializer: Any = _initializer(self._class)
+        setattr(self._class, "__init__", initializer)  # noqa: B010
+        bound: Callable[..., None] = initializer.__get__(instance, owner)
+        return bound
 
 
 def _initializer(cls: type) -> Callable[..., None]:
