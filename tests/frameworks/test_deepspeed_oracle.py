@@ -21,7 +21,8 @@ from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS
 from llmlaunch.layout import Layout, LayoutColumns, Situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import Adapters, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.adapters import Adapters
 
 pytestmark = pytest.mark.frameworks
 

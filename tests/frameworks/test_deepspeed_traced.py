@@ -21,7 +21,7 @@ from llmlaunch.frameworks.deepspeed.trace import deepspeed_terms
 from llmlaunch.memory import loss
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.techniques import recompute
-from llmlaunch.techniques import Adapters
+from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.tracing import TRACER
 from support.changed_facts import changed
 

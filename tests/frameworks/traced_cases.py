@@ -25,7 +25,8 @@ from llmlaunch.models.shape import (
     Router,
     SlidingWindow,
 )
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.workload import OptimizerFormats, Workload
 from support.changed_facts import changed
 

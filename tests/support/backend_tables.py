@@ -46,7 +46,8 @@ from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.layout import Rule
 from llmlaunch.planner.preference import habits
-from llmlaunch.techniques import BIT_EQUAL, CHANGES_ROUNDING
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.technique import declarations
 from llmlaunch.units import GIB
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
 from support.megatron_flag_keys import flag_key_table
@@ -293,8 +294,9 @@ def _habits_table() -> str:
 
 
 def _rounding_table() -> str:
-    rows = [[f"`{name}`", "yes", reason] for name, reason in BIT_EQUAL.items()]
-    rows += [[f"`{name}`", "no", reason] for name, reason in CHANGES_ROUNDING.items()]
+    declared = declarations(Techniques)
+    rows = [[f"`{name}`", "yes", each.bit_equal] for name, each in declared.items() if each.bit_equal]
+    rows += [[f"`{name}`", "no", each.rounding] for name, each in declared.items() if each.rounding]
     return _table(["technique", "bit-equal", "because"], rows)
 
 

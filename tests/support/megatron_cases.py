@@ -32,7 +32,8 @@ from llmlaunch.models.shape import (
 from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import NO_TECHNIQUES, PagedStash, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.paged_stash import PagedStash
 from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 
 __all__ = ["Case", "cases", "refusals"]

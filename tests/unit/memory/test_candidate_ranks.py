@@ -20,7 +20,8 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.models.vision import Vision
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 
 NODE = HostNode(processes=8, checkpoints=True)
 

@@ -25,7 +25,8 @@ from llmlaunch.memory.states import states
 from llmlaunch.memory.techniques.tiled_loss import earlier_tiles
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.memory.workspace import layer_backward
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 from support.changed_facts import changed
 
 N, H, F = 4096, 4096, 14336  # tokens, hidden size, columns of the MLP

@@ -19,7 +19,8 @@ from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.techniques.paged_stash import equal_share, stash_pages
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.models.shape import ModelShape, MoeShape
-from llmlaunch.techniques import PagedStash, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.paged_stash import PagedStash
 from support.changed_facts import changed
 
 LENGTH, HIDDEN = 4096, 4096

@@ -48,7 +48,8 @@ from llmlaunch.memory.workspace import (
 )
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape, MoeShape
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 from support.changed_facts import changed
 from validation.fsdp import atorch_facts, torchtitan_facts
 from validation.megatron_deepspeed import megatron_deepspeed_facts

@@ -23,7 +23,8 @@ from llmlaunch.memory.techniques.adapters import adapter_parameters
 from llmlaunch.memory.techniques.tiled_loss import tiled_inputs
 from llmlaunch.memory.techniques.trained_layers import trained_counts
 from llmlaunch.models.shape import ModelShape, MoeShape
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 from support.changed_facts import changed
 
 STATIC = ("parameters", "gradients", "optimizer_states")

@@ -36,7 +36,8 @@ from llmlaunch.memory.workspace import (
     mixture_forward,
 )
 from llmlaunch.models.shape import ModelShape, MoeShape
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.units import GIB
 from support.changed_facts import changed
 from validation.fsdp import torchtitan_facts

@@ -17,7 +17,8 @@ from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.techniques.paged_stash import equal_share, running_experts
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques import PagedStash, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.paged_stash import PagedStash
 
 FACTS = megatron_facts(MegatronOptions(fp8_recipe="mxfp8", compute_capability=10.0))
 LAYOUT = Layout(data=8, expert=8)

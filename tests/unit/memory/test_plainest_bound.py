@@ -24,7 +24,8 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques import Adapters, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.workload import Workload
 
 

@@ -27,7 +27,8 @@ from llmlaunch.memory.weights import (
 )
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 
 QUERY_LATENT = replace(LATENT, name="query-latent", mla=MlaShape(1536, 512, 128, 64, 128), mtp_num_layers=0)
 BIASED = replace(LLAMA3_8B, name="biased", linear_bias=True, qk_layernorm=True)

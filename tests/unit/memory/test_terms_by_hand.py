@@ -15,7 +15,8 @@ from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 from support.changed_facts import changed
 
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.frameworks.base import SWITCH_NAMES
 from llmlaunch.planner.judge import judge_layouts as judged_alone
 from llmlaunch.planner.neighbours import Neighbour, neighbours
 from llmlaunch.planner.plan import Candidate, as_planned
@@ -17,7 +16,7 @@ from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import SPLIT_FIELDS
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.report.plan_text import neighbours_text
-from llmlaunch.techniques import NO_TECHNIQUES
+from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES
 from support.plans import gallery_setting
 
 AMOUNTS = ("recompute_layers", "offload_layers", "layers_by_stage")

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llmlaunch.frameworks.base import SWITCH_NAMES, StateTechniques, StepTechniques
+from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Plan, as_planned
-from llmlaunch.planner.search_space import (
-    PARAMETER_OF,
-    recipe_with_techniques,
-    switches_matter,
-    technique_space,
-)
-from llmlaunch.recipe.layout_keys import CHOOSABLE
+from llmlaunch.planner.search_space import recipe_with_techniques, switches_matter, technique_space
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import BIT_EQUAL, CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
+from llmlaunch.techniques import CHOOSABLE, NO_TECHNIQUES, SWITCH_NAMES, Techniques
+from llmlaunch.techniques.technique import declarations, parameter_owners
 from support.plans import plan_of, setting_for
 from support.recipes import recipe_of
 
+CHANGES_ROUNDING = {name for name, each in declarations(Techniques).items() if each.rounding is not None}
 LEAST_GAIN = 0.019  # 2 % of a step, of which the other habits of the same layout take a little
 BIT_EQUAL_KEY, ASKED_KEY = "layout.techniques=bit-equal", "layout.techniques=asked"
 CHOOSING = ("llama3-70b", "qwen3-30b-a3b", "mistral-7b", "llama3.1-8b-ulysses")
@@ -41,20 +37,16 @@ def tried(recipe: Recipe) -> Iterator[Techniques]:
 
 def turned_on(techniques: Techniques) -> list[str]:
     on = [name for name in SWITCH_NAMES if getattr(techniques, name) != getattr(NO_TECHNIQUES, name)]
-    return [name for name in on if PARAMETER_OF.get(name) not in on]
+    return [name for name in on if parameter_owners(Techniques).get(name) not in on]
 
 
 def test_every_technique_a_search_may_choose_is_bit_equal_or_not_with_a_reason() -> None:
-    assert set(BIT_EQUAL) | set(CHANGES_ROUNDING) == set(CHOOSABLE)
-    assert not set(BIT_EQUAL) & set(CHANGES_ROUNDING)
-    assert all(reason for reason in (*BIT_EQUAL.values(), *CHANGES_ROUNDING.values()))
+    for name, each in declarations(Techniques).items():
+        assert [each.bit_equal, each.rounding].count(None) == (1 if name in CHOOSABLE else 2), name
 
 
-def test_what_a_search_chooses_has_the_defaults_of_the_recipe() -> None:
-    for kind in (StepTechniques, StateTechniques):
-        names = {f.name for f in fields(Techniques)} & {f.name for f in fields(kind)}
-        assert names <= set(CHOOSABLE)
-        assert all(getattr(kind(), name) == getattr(NO_TECHNIQUES, name) for name in names)
+def test_a_search_chooses_what_step_and_state_techniques_hold() -> None:
+    assert {*declarations(StepTechniques), *declarations(StateTechniques)} == set(CHOOSABLE)
 
 
 @pytest.mark.parametrize("name", CHOOSING[:2])

@@ -16,7 +16,8 @@ from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_fac
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.job import Job
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.timing.constants import constant, replaced
 from llmlaunch.workload import Workload
 from support.changed_facts import changed

@@ -29,7 +29,8 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques import FULL_ITERATION, GraphScope, PagedStash
+from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, GraphScope
+from llmlaunch.techniques.paged_stash import PagedStash
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import beside_another_microbatch, distinct_parts, expert_exchange
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches

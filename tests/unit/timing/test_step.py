@@ -17,7 +17,8 @@ from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.weights import rank_parameters
-from llmlaunch.techniques import Adapters, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.timing.arithmetic import token_flops
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import links

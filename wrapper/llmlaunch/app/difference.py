@@ -16,14 +16,13 @@ from llmlaunch.app.run_lookup import directory_of
 from llmlaunch.documents.secrets import is_secret_variable, secret_in
 from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.layout_keys import CHOOSABLE
 from llmlaunch.recipe.overrides import apply_overrides, written_document
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import object_in, read_object
 from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.run import RunDirectoryError, read_run
-from llmlaunch.techniques import Techniques
+from llmlaunch.techniques import CHOOSABLE, Techniques
 
 if TYPE_CHECKING:
     from llmlaunch.app.existing_job import ExistingJob

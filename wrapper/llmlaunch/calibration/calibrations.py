@@ -31,9 +31,9 @@ __all__ = [
 SCHEMA = 1
 IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
 # What prices a record: the formula, its constants, the facts of the backends, how records are read and cards named.
-ROOMS = ("layers", "memory", "models")
+ROOMS = ("layers", "memory", "models", "techniques")
 MODULES = (
-    *("facts.py", "layout.py", "techniques.py", "workload.py"),
+    *("facts.py", "layout.py", "workload.py"),
     *("recipe/frameworks.py", "frameworks/recorded.py"),
     *(f"frameworks/deepspeed/{name}.py" for name in ("facts", "family_facts", "zero_settings")),
     "frameworks/megatron/facts.py",

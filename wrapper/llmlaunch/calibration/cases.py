@@ -28,7 +28,8 @@ from llmlaunch.models.shape import (
     MoeShape,
     Router,
 )
-from llmlaunch.techniques import GraphScope, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.cuda_graphs import GraphScope
 from llmlaunch.workload import Workload
 
 __all__ = ["NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_of", "case_or_reason", "predict"]

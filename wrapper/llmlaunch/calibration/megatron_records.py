@@ -11,7 +11,8 @@ from llmlaunch.calibration.records import Record, minor
 from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
-from llmlaunch.techniques import FULL_ITERATION, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.cuda_graphs import FULL_ITERATION
 from llmlaunch.workload import OptimizerFormats
 
 __all__ = ["FP8_RECIPES", "captured_graphs", "fsdp_record_facts", "megatron_options", "megatron_record_facts"]

@@ -66,6 +66,7 @@ def key(
     required: bool = False,
     written: Any = None,
     words: Mapping[Any, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     **limits: Any,
 ) -> Any:
     """Define a field of a section that is a key of the document.
@@ -73,13 +74,14 @@ def key(
     `key_name` is the key where it is not the name of the field. `place` names the mapping the key stands in where
     a section's keys stand in several. A `required` key must be written although the field has a default. `written` is
     the type of the written value where it differs from the field's, or a function that returns this type. `words` maps
-    each plain word that may stand in the place of a mapping to the value it stands for. `limits` are pydantic's: ge,
-    gt, le, lt, min_length, max_length, pattern.
+    each plain word that may stand in the place of a mapping to the value it stands for. `metadata` is kept with the
+    field. `limits` are pydantic's: ge, gt, le, lt, min_length, max_length, pattern.
     """
     about = _Key(description, key_name, place, required, written, words or {}, limits)
+    kept = {**(metadata or {}), "key": about}
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"key": about})
-    return field(default=default, metadata={"key": about})
+        return field(default_factory=dict, metadata=kept)
+    return field(default=default, metadata=kept)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(key, field))
@@ -205,10 +207,15 @@ def _key_fields(cls: type[Any]) -> list[tuple[Field[Any], _Key]]:
 
 
 def _hints(cls: type[Any], names: list[str]) -> dict[str, Any]:
-    """Evaluate the type hints of some fields; those of the others may name types that are imported for mypy only."""
-    some = type(cls.__name__, (), {"__annotations__": {name: cls.__annotations__[name] for name in names}})
-    some.__module__ = cls.__module__
-    return get_type_hints(some, include_extras=True)
+    """Evaluate the type hints of some fields, each where it was written; those of the others may name types that are
+    imported for mypy only."""
+    hints: dict[str, Any] = {}
+    for base in cls.__mro__:
+        own = inspect.get_annotations(base)
+        some = type(base.__name__, (), {"__annotations__": {name: own[name] for name in names if name in own}})
+        some.__module__ = base.__module__
+        hints = get_type_hints(some, include_extras=True) | hints
+    return hints
 
 
 def _annotation(item: Field[Any], about: _Key, hint: Any, replaced: Any, nullable: bool) -> Any:

@@ -17,10 +17,9 @@ from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import NO_TECHNIQUES
+from llmlaunch.techniques import SWITCH_NAMES, ActivationTreatments, StateTreatments, Switches
 
 __all__ = [
-    "SWITCH_NAMES",
     "Backend",
     "ProgressLines",
     "RankAlone",
@@ -39,29 +38,14 @@ __all__ = [
 
 
 @frozen
-class StepTechniques:
-    """Techniques that change what a step adds to the model states or how long it takes, under the names they have in
-    `Layout` and `Techniques`, and with the same defaults: off. `solved` names the amount the planner solves for:
-    "recompute_layers", "offload_layers" or None."""
+class StepTechniques(Switches, ActivationTreatments):
+    """Techniques that change what a step adds to the model states or how long it takes, and the fields of `Layout` that
+    do, with the same defaults: off. `solved` names the amount the planner solves for: "recompute_layers",
+    "offload_layers" or None."""
 
     recompute: int = RECOMPUTE_NONE
-    recompute_modules: tuple[str, ...] = ()
-    recompute_method: str = "uniform"
     recompute_layers: int = 0
-    offload_modules: tuple[str, ...] = ()
-    offload_checkpoints: bool = False
     offload_layers: int = 0
-    loss: str | None = None
-    loss_tiles: int = NO_TECHNIQUES.loss_tiles
-    mlp_chunks: int = 1
-    delay_weight_gradients: bool = False
-    token_dispatcher: str | None = None
-    flex_backend: str | None = None
-    overlap_shared_expert: bool = False
-    overlap_expert_communication: bool = False
-    tp_comm_overlap: bool = False
-    context_comm: str | None = None
-    cuda_graphs: tuple[str, ...] = ()
     solved: str | None = None
 
     @cached_property
@@ -75,31 +59,13 @@ class StepTechniques:
         return replace(self, recompute=RECOMPUTE_NONE, recompute_modules=(), recompute_layers=0, offload_modules=())
 
 
-# those of a step that neither recompute nor offload
-SWITCH_NAMES = (
-    "loss",
-    "loss_tiles",
-    "mlp_chunks",
-    "delay_weight_gradients",
-    "token_dispatcher",
-    "flex_backend",
-    "overlap_shared_expert",
-    "overlap_expert_communication",
-    "tp_comm_overlap",
-    "context_comm",
-    "cuda_graphs",
-)
-
-
 @frozen
-class StateTechniques:
-    """Techniques that change the model states: parameters, gradients and optimizer states. `gradient_dtype` None is
-    the backend's default."""
+class StateTechniques(StateTreatments):
+    """Techniques that change the model states: parameters, gradients and optimizer states, and what else does.
+    `gradient_dtype` None is the backend's default."""
 
     zero_stage: int = 0
     gradient_dtype: str | None = None
-    offload_optimizer: float = 0.0
-    offload_parameters: bool = False
 
 
 @frozen

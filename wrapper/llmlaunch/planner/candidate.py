@@ -9,11 +9,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from llmlaunch.frameworks.base import SWITCH_NAMES
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
 
 __all__ = ["Candidate", "Change", "ChangedChoice", "FasterLayout", "FullerLayout", "HabitPrice", "yaml_text"]
 

@@ -19,7 +19,7 @@ from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.planner.search_space import (
-    MATTERS,
+    DECLARED,
     SPLIT_FIELDS,
     TechniqueSpace,
     recipe_with_techniques,
@@ -81,7 +81,7 @@ def technique_legality(
     state techniques. What is refused because of switches that nobody asked for is not counted: the split is tried
     without them, and where they change nothing it is the same layout."""
     answers, kind_of = _all_answers(recipe, space, splits, rules, steps)
-    mattering = [tuple(name for name in space.switches[i] if name in MATTERS) for i in steps]
+    mattering = [tuple(name for name in space.switches[i] if DECLARED[name].matters) for i in steps]
     kind_of = np.vstack([kind_of, np.repeat(_numbered(mattering), len(space.state))])
     _, examples, place = np.unique(kind_of, axis=1, return_index=True, return_inverse=True)
     masks: list[BoolColumn] = []

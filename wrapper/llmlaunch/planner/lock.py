@@ -25,11 +25,10 @@ from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, Lay
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.recipe.digest import recipe_digest
-from llmlaunch.recipe.layout_keys import CHOOSABLE, RECOMPUTE_AND_OFFLOAD
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rundir.values import counted, to_type
-from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques import CHOOSABLE, NO_TECHNIQUES, SWITCH_NAMES, TREATMENT_NAMES, Techniques
 
 __all__ = ["PlanLock", "keeping_to", "lock_of", "lock_of_run", "lock_text", "read_lock"]
 
@@ -176,7 +175,7 @@ def keeping_to(recipe: Recipe, lock: PlanLock, path: Path) -> Recipe:
         sized = replace(sized, digest=recipe_digest(sized))  # as if that number were written
     differences = [
         *_other_job(sized, lock.job),
-        *_other_pins(recipe, chosen, (*RECOMPUTE_AND_OFFLOAD, *lock.techniques)),
+        *_other_pins(recipe, chosen, (*TREATMENT_NAMES, *lock.techniques)),
     ]
     if differences:
         raise UserError(
@@ -237,14 +236,14 @@ def _choices(techniques: Techniques) -> dict[str, Any]:
     """Return what a lock holds of a plan's techniques: of those that searches did not always choose, what is off too,
     because a lock without them is an older one and leaves them to the recipe."""
     changed = techniques.as_json()
-    off = {name: getattr(NO_TECHNIQUES, name) for name in CHOOSABLE if name not in RECOMPUTE_AND_OFFLOAD}
+    off = {name: getattr(NO_TECHNIQUES, name) for name in SWITCH_NAMES}
     return {name: changed.get(name, off.get(name)) for name in CHOOSABLE if name in changed or name in off}
 
 
 def _with_choices(recipe: Recipe, locked: Mapping[str, Any]) -> Techniques:
     """Return the techniques of the recipe with those of a lock or a plan; what neither names is off."""
     choices = Techniques.from_json({name: value for name, value in locked.items() if name in CHOOSABLE})
-    named = {*RECOMPUTE_AND_OFFLOAD, *locked}
+    named = {*TREATMENT_NAMES, *locked}
     values = {name: getattr(choices, name) for name in CHOOSABLE if name in named}
     off = {name: getattr(NO_TECHNIQUES, name) for name in CHOOSABLE if name not in (*named, *recipe.fixed)}
     return replace(recipe.techniques, **values, **off)

@@ -14,7 +14,7 @@ import numpy as np
 
 from llmlaunch.columns import IntColumn
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.base import SWITCH_NAMES, StateTechniques, StepTechniques
+from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts, rules_failed
 from llmlaunch.planner.points import Points
@@ -31,7 +31,7 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.technique_batches import is_safe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
-from llmlaunch.techniques import NO_TECHNIQUES
+from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
 
 __all__ = ["Neighbour", "Value", "neighbours", "technique_neighbours"]
 
@@ -203,16 +203,7 @@ def technique_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour
 def _step_techniques_of(setting: Setting, chosen: Layout) -> StepTechniques:
     """Return the step techniques of the chosen layout; an amount that the recipe does not pin is left to be solved."""
     techniques, pins = setting.recipe.techniques, setting.recipe.pins
-    step = StepTechniques(
-        chosen.recompute,
-        techniques.recompute_modules,
-        techniques.recompute_method,
-        chosen.recompute_layers,
-        techniques.offload_modules,
-        techniques.offload_checkpoints,
-        chosen.offload_layers,
-        **{name: getattr(techniques, name) for name in SWITCH_NAMES},
-    )
+    step = StepTechniques(**_values_in(StepTechniques, techniques, chosen))
     block = chosen.recompute == RECOMPUTE_FULL and techniques.recompute_method == "block"
     if block and "recompute_layers" not in pins:
         return replace(step, recompute_layers=0, solved="recompute_layers")
@@ -222,9 +213,13 @@ def _step_techniques_of(setting: Setting, chosen: Layout) -> StepTechniques:
 
 
 def _state_techniques_of(setting: Setting, chosen: Layout) -> StateTechniques:
-    techniques = setting.recipe.techniques
     dtype = setting.recipe.training.gradient_dtype
-    return StateTechniques(chosen.zero_stage, dtype, techniques.offload_optimizer, techniques.offload_parameters)
+    return StateTechniques(gradient_dtype=dtype, **_values_in(StateTechniques, setting.recipe.techniques, chosen))
+
+
+def _values_in(kind: type[Any], *sources: Techniques | Layout) -> dict[str, Any]:
+    """Return the fields of step or state techniques as the `sources` have them."""
+    return {f.name: getattr(source, f.name) for source in sources for f in fields(kind) if hasattr(source, f.name)}
 
 
 def _other_formats(setting: Setting, now: StateTechniques) -> list[StateTechniques]:

@@ -2,9 +2,10 @@
 sign is chosen.
 
 The habits are data: `preference.json`, one line each, with its price as a share of the step, its reason, and its source
-where there is one. Ordinary habits cost at most `within` of a step together: they decide between layouts that the model
-of time cannot tell apart, and never more. A habit with an `own_price` costs that in addition, because an expert wants
-so much in return. Beside the prices, the file has the rule by which a plan keeps head-room (`planner/headroom.py`).
+where there is one; those about one technique are declared with it. Ordinary habits cost at most `within` of a step
+together: they decide between layouts that the model of time cannot tell apart, and never more. A habit with an
+`own_price` costs that in addition, because an expert wants so much in return. Beside the prices, the file has the rule
+by which a plan keeps head-room (`planner/headroom.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.columns import FloatColumn, IntColumn, NarrowColumn
-from llmlaunch.frameworks.base import SWITCH_NAMES, StateTechniques, StepTechniques
+from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import LayoutColumns
+from llmlaunch.layout import LAYOUT_FIELDS, LayoutColumns
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.search_space import SPLIT_FIELDS
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
+from llmlaunch.techniques.technique import ACTIVATIONS_ON_HOST, declarations, parameter_owners
 
 __all__ = [
     "Habit",
@@ -49,8 +52,7 @@ COMPARISONS: Mapping[str, Callable[[Any, float], Any]] = {
     ">=": operator.ge,
     "<": operator.lt,
 }
-NO_STEP_TECHNIQUES = StepTechniques()
-SWITCHES = tuple(name for name in SWITCH_NAMES if name not in ("loss_tiles", "flex_backend"))  # they follow another
+SWITCHES = tuple(name for name in SWITCH_NAMES if name not in parameter_owners(Techniques))
 PLAIN_CUT = ((), (1, 2))  # even stages, and uneven ones that differ at the ends alone
 PIECE = 16384  # points whose factors are worked out together
 POWERS_OF_TWO = ("tensor", "context", "expert", "micro_batch_size")
@@ -112,8 +114,10 @@ def headroom_rule() -> HeadroomRule:
 
 @cache
 def habits() -> tuple[Habit, ...]:
-    """Return all habits in the order of the file."""
-    return tuple(Habit(**line) for line in _document()["habits"])
+    """Return all habits, those that are declared with techniques before those of the file."""
+    declared = dict.fromkeys(each.habit for each in declarations(Techniques).values() if each.habit is not None)
+    of_techniques = (Habit(each.name, {each.name: (">", 0)}, each.price, each.reason, True) for each in declared)
+    return (*of_techniques, *(Habit(**line) for line in _document()["habits"]))
 
 
 def preference_factor(recipe: Recipe, points: Points) -> FloatColumn:
@@ -214,18 +218,16 @@ def _odd(sizes: IntColumn) -> IntColumn:
 
 
 def technique_columns(techniques: StepTechniques | StateTechniques) -> dict[str, float]:
-    """Return what habits may ask of the techniques, by their names: a switch is 0 or 1, a list counts its items, and a
-    word is 1 where it is given."""
-    columns = {f.name: _number(getattr(techniques, f.name)) for f in fields(techniques)}
+    """Return what habits may ask of the techniques: the fields of a layout among them, how many switches are on, and
+    by its name whether a habit that is declared with techniques applies."""
+    declared = declarations(type(techniques))
+    columns = {f.name: float(getattr(techniques, f.name)) for f in fields(techniques) if f.name in LAYOUT_FIELDS}
+    on = {name for name in declared if getattr(techniques, name) != getattr(NO_TECHNIQUES, name)}
+    for name, each in declared.items():
+        if each.habit is not None:
+            columns[each.habit.name] = max(columns.get(each.habit.name, 0.0), float(name in on))
     if isinstance(techniques, StepTechniques):
-        away = techniques.offload_modules or techniques.offload_checkpoints or techniques.offload_layers
-        columns["offloads_activations"] = float(bool(away) or techniques.solved == "offload_layers")
-        on = (name for name in SWITCHES if getattr(techniques, name) != getattr(NO_STEP_TECHNIQUES, name))
-        columns["switches"] = float(sum(1 for _ in on))
+        if techniques.offload_layers or techniques.solved == "offload_layers":
+            columns[ACTIVATIONS_ON_HOST.name] = 1.0
+        columns["switches"] = float(len(on.intersection(SWITCHES)))
     return columns
-
-
-def _number(value: object) -> float:
-    if isinstance(value, (int, float)):
-        return float(value)
-    return float(len(value)) if isinstance(value, tuple) else float(value is not None)

@@ -21,7 +21,8 @@ from llmlaunch.frameworks.trials import DIES, FITS, TIGHT, Trial
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts
 from llmlaunch.planner.setting import Setting
-from llmlaunch.recipe.layout_keys import ASKED_ONLY, RECOMPUTE_AND_OFFLOAD
+from llmlaunch.recipe.layout_keys import ASKED_ONLY
+from llmlaunch.techniques import TREATMENT_NAMES
 from llmlaunch.units import MINUTE
 
 __all__ = [
@@ -359,7 +360,7 @@ def _powers_of_two(first: int) -> list[int]:
 def kept_techniques(document: Document | None) -> dict[str, object]:
     """Return what the recipe's own `layout` says beside the split, recompute and offload, which each trial sets."""
     written = None if document is None else document.value.get("layout")
-    ours = {*LAYOUT_KEYS, *RECOMPUTE_AND_OFFLOAD}
+    ours = {*LAYOUT_KEYS, *TREATMENT_NAMES}
     return {key: value for key, value in written.items() if key not in ours} if isinstance(written, dict) else {}
 
 

@@ -6,7 +6,7 @@ Both are the backend's offer narrowed by the person's pins; what the recipe name
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from itertools import product
@@ -16,7 +16,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.base import SWITCH_NAMES, Backend, Space, StateTechniques, StepTechniques
+from llmlaunch.frameworks.base import Backend, Space, StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import (
@@ -30,10 +30,10 @@ from llmlaunch.layout import (
 )
 from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import CHANGES_ROUNDING, NO_TECHNIQUES, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
+from llmlaunch.techniques.technique import declarations, parameter_owners
 
 __all__ = [
-    "MATTERS",
     "MOST_CONTEXT",
     "MOST_UNEVEN_CHUNKS",
     "SPLIT_FIELDS",
@@ -63,19 +63,7 @@ MOST_UNEVEN_CHUNKS = 8
 MOST_MICRO_BATCH = 64
 DIVIDING = ("tensor", "context")  # with the pipeline, they divide the devices; data parallelism takes up the rest
 SPLIT_FIELDS = tuple(name for name in LAYOUT_FIELDS if name not in TECHNIQUE_FIELDS)
-TECHNIQUE_NAMES = {f.name for f in fields(Techniques)}
-NAMES_OF: Mapping[type, Sequence[str]] = {
-    kind: [f.name for f in fields(kind) if f.name in TECHNIQUE_NAMES] for kind in (StepTechniques, StateTechniques)
-}
-PARAMETER_OF = {"loss_tiles": "loss", "flex_backend": "token_dispatcher"}  # counted with the switch they belong to
-# Where a switch changes anything; everywhere else the layout is the same without it. The others always do.
-MATTERS: Mapping[str, Callable[[LayoutColumns], BoolColumn]] = {
-    "tp_comm_overlap": lambda layouts: layouts.tensor > 1,
-    "context_comm": lambda layouts: layouts.context > 1,
-    "token_dispatcher": lambda layouts: layouts.expert * layouts.expert_tensor > 1,
-    "flex_backend": lambda layouts: layouts.expert * layouts.expert_tensor > 1,
-    "overlap_shared_expert": lambda layouts: layouts.expert * layouts.expert_tensor > 1,
-}
+DECLARED = declarations(Techniques)
 
 
 def enumerate_splits(recipe: Recipe, space: Space) -> LayoutColumns:
@@ -254,7 +242,11 @@ def step_variants(recipe: Recipe, space: Space) -> tuple[StepTechniques, ...]:
     """Return the ways to treat activations, without duplicates, in the order of the backend's offer."""
     own, codes = _named_by_recipe(recipe, StepTechniques), pinned_numbers(recipe, "recompute")
     # A granularity nobody offers is accepted as it is: a script of one's own recomputes what it likes.
-    others = [StepTechniques(code) for code in codes if all(step.recompute != code for step in space.step_techniques)]
+    others = [
+        StepTechniques(recompute=code)
+        for code in codes
+        if all(step.recompute != code for step in space.step_techniques)
+    ]
     offered = [step for step in space.step_techniques if not codes or step.recompute in codes]
     if set(codes) == {RECOMPUTE_FULL} and "recompute_method" not in recipe.fixed:
         offered = [step for step in offered if step.solved != "recompute_layers"]  # "full" means all layers
@@ -292,14 +284,14 @@ def _allowed(recipe: Recipe, techniques: StepTechniques | StateTechniques) -> bo
 
 def excluded_techniques(recipe: Recipe) -> tuple[str, ...]:
     """Return the techniques that stay off because of `layout.techniques`: those the recipe does not ask for itself."""
-    excluded = {BIT_EQUAL_ONLY: CHANGES_ROUNDING, ASKED_ONLY: SWITCH_NAMES}.get(recipe.technique_limit or "", ())
+    rounding = [name for name, declared in DECLARED.items() if declared.rounding is not None]
+    excluded = {BIT_EQUAL_ONLY: rounding, ASKED_ONLY: SWITCH_NAMES}.get(recipe.technique_limit or "", ())
     return tuple(name for name in excluded if name not in recipe.fixed)
 
 
 def _named_by_recipe(recipe: Recipe, kind: type[StepTechniques] | type[StateTechniques]) -> dict[str, Any]:
     """Return the settings of one kind of techniques that the recipe names itself."""
-    names = [f.name for f in fields(kind) if f.name in recipe.fixed and f.name in TECHNIQUE_NAMES]
-    own = {name: getattr(recipe.techniques, name) for name in names}
+    own = {name: getattr(recipe.techniques, name) for name in declarations(kind) if name in recipe.fixed}
     if kind is StateTechniques and "gradient_dtype" in recipe.fixed:
         own["gradient_dtype"] = recipe.training.gradient_dtype
     return own
@@ -308,15 +300,14 @@ def _named_by_recipe(recipe: Recipe, kind: type[StepTechniques] | type[StateTech
 def switches_beside(own: StepTechniques, step: StepTechniques) -> tuple[str, ...]:
     """Return the switches in which `step` differs from the recipe's `own`."""
     differing = [name for name in SWITCH_NAMES if getattr(step, name) != getattr(own, name)]
-    return tuple(name for name in differing if PARAMETER_OF.get(name) not in differing)
+    return tuple(name for name in differing if parameter_owners(StepTechniques).get(name) not in differing)
 
 
 def switches_matter(names: Sequence[str], layouts: LayoutColumns) -> BoolColumn:
     """Whether each of these switches changes anything in each layout."""
     matter = np.ones(len(layouts), dtype=np.bool_)
-    for name in names:
-        if name in MATTERS:
-            matter &= MATTERS[name](layouts)
+    for sizes in {DECLARED[name].matters for name in names if DECLARED[name].matters}:
+        matter &= np.any([getattr(layouts, size) > 1 for size in sizes], axis=0)
     return matter
 
 
@@ -379,7 +370,7 @@ def recipe_with_techniques(recipe: Recipe, step: StepTechniques, state: StateTec
     variants: dict[tuple[StepTechniques, StateTechniques], Recipe] = vars(recipe).setdefault("variants", {})
     variant = variants.get((step, state))
     if variant is None:
-        techniques = {name: getattr(kind, name) for kind in (step, state) for name in NAMES_OF[type(kind)]}
+        techniques = {name: getattr(kind, name) for kind in (step, state) for name in declarations(type(kind))}
         training = recipe.training
         if training.gradient_dtype != state.gradient_dtype:
             training = replace(training, gradient_dtype=state.gradient_dtype)

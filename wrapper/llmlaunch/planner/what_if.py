@@ -16,7 +16,8 @@ from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import WhatIf
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import SOLVED_SHARE, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.swap import SOLVED_SHARE
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.products import split_of
 from llmlaunch.timing.stages import pieces

@@ -10,11 +10,10 @@ from typing import Any
 
 from llmlaunch.cluster.profile import Site
 from llmlaunch.models.shape import Router, natural_activation
-from llmlaunch.recipe.layout_keys import RECOMPUTE_AND_OFFLOAD
 from llmlaunch.recipe.tracking import NO_TRACKING
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import AUTO_NODES, MemoryPolicy, OnBadLoss, OnOom, Recipe, Restart, WatchdogPolicy
-from llmlaunch.techniques import NO_TECHNIQUES
+from llmlaunch.techniques import NO_TECHNIQUES, TREATMENT_NAMES
 from llmlaunch.workload import NO_NUMBER_FORMATS
 
 __all__ = ["recipe_digest"]
@@ -189,7 +188,7 @@ def _fixed(recipe: Recipe) -> tuple[str, ...]:
     return tuple(
         name
         for name in recipe.fixed
-        if name in (*RECOMPUTE_AND_OFFLOAD, "gradient_dtype")
+        if name in (*TREATMENT_NAMES, "gradient_dtype")
         or (name != "loss_tiles" and getattr(recipe.techniques, name) == getattr(NO_TECHNIQUES, name))
     )
 

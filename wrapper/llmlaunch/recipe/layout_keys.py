@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, WithJsonSchema
@@ -12,14 +13,24 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.rundir.values import counted
-from llmlaunch.techniques import LAYOUT, SOLVED_SHARE, WHAT_IF, Techniques
+from llmlaunch.techniques import CHOOSABLE, NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.module_offload import ModuleOffload
+from llmlaunch.techniques.technique import (
+    EXPERTS,
+    LATENT_ATTENTION,
+    LAYOUT,
+    PREDICTION_HEADS,
+    SHARED_EXPERT,
+    WHAT_IF,
+    declarations,
+    key_of,
+)
 
 __all__ = [
     "ASKED_ONLY",
     "BIT_EQUAL_ONLY",
-    "CHOOSABLE",
-    "RECOMPUTE_AND_OFFLOAD",
     "Pin",
+    "belonging",
     "fixed_names",
     "layout_form",
     "layout_problems",
@@ -30,31 +41,7 @@ __all__ = [
 
 Pin = int | str | bool | tuple[int | str | bool, ...]
 Problem = tuple[KeyPath, str]
-# Techniques a search may choose for each layout. All others hold for every layout, as the recipe has them.
-RECOMPUTE_AND_OFFLOAD = (
-    "recompute_modules",
-    "recompute_method",
-    "offload_modules",
-    "offload_checkpoints",
-    "offload_optimizer",
-    "offload_parameters",
-)
-CHOOSABLE = (
-    *RECOMPUTE_AND_OFFLOAD,
-    "loss",
-    "loss_tiles",
-    "mlp_chunks",
-    "delay_weight_gradients",
-    "token_dispatcher",
-    "flex_backend",
-    "overlap_shared_expert",
-    "overlap_expert_communication",
-    "tp_comm_overlap",
-    "context_comm",
-    "cuda_graphs",
-)
 BIT_EQUAL_ONLY, ASKED_ONLY = "bit-equal", "asked"  # values of layout.techniques
-NO_KERNEL = "none"  # of layout.loss: torch's own loss, whatever a search would choose
 
 
 def _pin(allowed: Callable[[Any], bool], values: str, item: dict[str, Any]) -> Any:
@@ -204,11 +191,15 @@ def pins_from(layout: Mapping[str, Any]) -> dict[str, Pin]:
 
 def techniques_from(*mappings: Mapping[str, Any]) -> Techniques:
     """Return the techniques that are named in these mappings of the recipe, all others at their defaults."""
-    keys = {name: value for mapping in mappings for name, value in mapping.items() if value not in (None, NO_KERNEL)}
-    if keys.get("swapped_share") == "auto":
-        keys["swapped_share"] = SOLVED_SHARE
-    names = [name for place in (LAYOUT, "training", WHAT_IF) for name in key_names(Techniques, place)]
-    return Techniques(**{name: keys[name] for name in names if name in keys})
+    declared = declarations(Techniques)
+    keys = {name: value for mapping in mappings for name, value in mapping.items() if name in declared}
+    values = {name: _meaning(value, declared[name].words) for name, value in keys.items()}
+    return Techniques(**{name: value for name, value in values.items() if value is not None})
+
+
+def _meaning(value: Any, words: Mapping[str, Any]) -> Any:
+    """Return the value that a word stands for, and what is no such word as it is."""
+    return words.get(value, value) if isinstance(value, str) else value
 
 
 def fixed_names(layout: Mapping[str, Any], training: Mapping[str, Any]) -> tuple[str, ...]:
@@ -225,45 +216,7 @@ def layout_problems(layout: Mapping[str, Any], model: ModelShape, backend: str) 
     is for its own requirements and rules."""
     if not FRAMEWORKS[backend].on_megatron_core:
         yield from _of_megatron(layout, backend)
-    yield from _recompute_problems(layout, model)
-    if layout.get("offload_layers") and layout.get("offload_modules") is not None:
-        yield (
-            ("layout", "offload_layers"),
-            "offloads whole layers and offload_modules parts of them; remove one of the two",
-        )
-    if (layout.get("offload_fraction") or 1.0) < 1.0 and not layout.get("offload_modules"):
-        yield ("layout", "offload_fraction"), "is of offload_modules; write those too, or remove offload_fraction"
-    if layout.get("loss_tiles") is not None and layout.get("loss") != "tiled":
-        yield ("layout", "loss_tiles"), "belongs to loss: tiled; write that too, or remove loss_tiles"
-    yield from _model_problems(layout, model)
-    if layout.get("flex_backend") is not None and layout.get("token_dispatcher") != "flex":
-        yield ("layout", "flex_backend"), "belongs to token_dispatcher: flex; write that too, or remove flex_backend"
-
-
-def _of_megatron(layout: Mapping[str, Any], backend: str) -> Iterator[Problem]:
-    if layout.get("distributed_optimizer") is not None:
-        yield ("layout", "distributed_optimizer"), f"is a word of megatron-lm; for {backend} write zero_stage"
-    if layout.get("layers_by_stage"):
-        yield ("layout", "layers_by_stage"), f"{backend} runs without pipeline stages here; remove it"
-    if layout.get("overlap_shared_expert"):
-        yield (
-            ("layout", "overlap_shared_expert"),
-            f"is a word of megatron-lm; remove it for backend: {backend}, where no token travels to its experts",
-        )
-
-
-def _recompute_problems(layout: Mapping[str, Any], model: ModelShape) -> Iterator[Problem]:
-    pin = layout.get("recompute")
-    pinned = pin if isinstance(pin, tuple) else (pin,)
-    granularity_of = {
-        "recompute_modules": "selective",
-        "recompute_method": "full",
-        "recompute_layers": "full",
-        "offload_checkpoints": "full",
-    }
-    for name, granularity in granularity_of.items():
-        if layout.get(name) and granularity not in pinned:
-            yield ("layout", name), f"belongs to recompute: {granularity}; write that too, or remove {name}"
+    yield from _technique_problems(layout, model)
     layers = layout.get("recompute_layers")
     most = max(layers if isinstance(layers, tuple) else (layers or 0,))
     if most > model.num_layers:
@@ -271,29 +224,51 @@ def _recompute_problems(layout: Mapping[str, Any], model: ModelShape) -> Iterato
             ("layout", "recompute_layers"),
             f"{most} of {counted(model.num_layers, 'layer')}; use at most {model.num_layers}",
         )
+    if layout.get("offload_layers") and layout.get(key_of(ModuleOffload)) is not None:
+        yield (
+            ("layout", "offload_layers"),
+            f"offloads whole layers and {key_of(ModuleOffload)} parts of them; remove one of the two",
+        )
 
 
-def _model_problems(layout: Mapping[str, Any], model: ModelShape) -> Iterator[Problem]:
-    has = {
-        "experts": model.moe is not None,
-        "a shared expert": model.moe is not None and model.moe.shared_expert_ffn_hidden_size > 0,
-        "multi-latent attention": model.mla is not None,
+def _of_megatron(layout: Mapping[str, Any], backend: str) -> Iterator[Problem]:
+    if layout.get("distributed_optimizer") is not None:
+        yield ("layout", "distributed_optimizer"), f"is a word of megatron-lm; for {backend} write zero_stage"
+    if layout.get("layers_by_stage"):
+        yield ("layout", "layers_by_stage"), f"{backend} runs without pipeline stages here; remove it"
+    for name, declared in declarations(Techniques).items():
+        if declared.elsewhere and layout.get(name):
+            yield ("layout", name), f"is a word of megatron-lm; remove it for backend: {backend}, {declared.elsewhere}"
+
+
+def _technique_problems(layout: Mapping[str, Any], model: ModelShape) -> Iterator[Problem]:
+    """Yield every technique that means nothing without the value of another key, or needs what the model has not."""
+    for name, (owner, value) in belonging().items():
+        stated, pinned = layout.get(name), layout.get(owner)
+        if value is None:
+            if stated not in (None, getattr(NO_TECHNIQUES, name)) and not pinned:
+                yield ("layout", name), f"is of {owner}; write those too, or remove {name}"
+        elif stated and value not in (pinned if isinstance(pinned, tuple) else (pinned,)):
+            yield ("layout", name), f"belongs to {owner}: {value}; write that too, or remove {name}"
+    parts = {
+        EXPERTS: model.moe is not None,
+        SHARED_EXPERT: model.moe is not None and model.moe.shared_expert_ffn_hidden_size > 0,
+        LATENT_ATTENTION: model.mla is not None,
+        PREDICTION_HEADS: model.mtp_num_layers > 0,
     }
-    needs = {
-        "moe": "experts",
-        "moe_act": "experts",
-        "expert_fc1": "experts",
-        "shared_experts": "a shared expert",
-        "mla_up_proj": "multi-latent attention",
-    }
-    for name in ("recompute_modules", "offload_modules"):
-        for module in layout.get(name) or ():
-            if module in needs and not has[needs[module]]:
-                yield ("layout", name), f"{module} needs {needs[module]}, and {model.name} has none; remove it"
-    for name in ("token_dispatcher", "expert_rank_capacity_factor", "paged_stash"):
-        if layout.get(name) is not None and model.moe is None:
-            yield ("layout", name), f"needs experts, and {model.name} has none; remove it"
-    if layout.get("mtp_stage") == "before-last" and not model.mtp_num_layers:
-        yield ("layout", "mtp_stage"), f"is of prediction heads, and {model.name} has none; remove it"
-    if layout.get("overlap_shared_expert") and not has["a shared expert"]:
-        yield ("layout", "overlap_shared_expert"), f"needs a shared expert, and {model.name} has none; remove it"
+    for name, declared in declarations(Techniques).items():
+        stated, needs = layout.get(name), declared.needs
+        if isinstance(needs, str):
+            if stated not in (None, False) and not parts[needs]:
+                yield ("layout", name), f"needs {needs}, and {model.name} has none; remove it"
+            continue
+        for item in stated if isinstance(stated, tuple) else (stated,):
+            if needs and item in needs and not parts[needs[item]]:
+                yield ("layout", name), f"{item} needs {needs[item]}, and {model.name} has none; remove it"
+
+
+@cache
+def belonging() -> Mapping[str, tuple[str, str | None]]:
+    """Return the keys under `layout:` that mean nothing without another one: that one, and its value, None for any."""
+    techniques = {name: each.belongs for name, each in declarations(Techniques).items() if each.belongs is not None}
+    return {**techniques, "recompute_layers": ("recompute", "full")}

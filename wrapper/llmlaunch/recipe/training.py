@@ -17,7 +17,9 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.rundir.values import counted
-from llmlaunch.techniques import OF_ATTENTION, TRAINING, Adapters, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.adapters import OF_ATTENTION, Adapters
+from llmlaunch.techniques.technique import TRAINING
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 
 __all__ = [

@@ -11,7 +11,8 @@ from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.model import Model, model_of
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.timing.products import pace, peaks
 from llmlaunch.timing.vision import encoder_flops
 

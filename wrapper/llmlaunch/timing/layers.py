@@ -19,7 +19,7 @@ from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job
-from llmlaunch.techniques import Adapters
+from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import (
     TensorPasses,

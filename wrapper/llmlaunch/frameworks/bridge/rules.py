@@ -11,7 +11,8 @@ from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import NO_TECHNIQUES, Adapters
+from llmlaunch.techniques import NO_TECHNIQUES
+from llmlaunch.techniques.adapters import Adapters
 
 __all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES", "PACKED_RULES"]
 

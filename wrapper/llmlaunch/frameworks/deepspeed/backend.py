@@ -183,7 +183,9 @@ def _step_techniques(recipe: Recipe, kind: ScriptKind) -> tuple[StepTechniques, 
 
 def _state_techniques(recipe: Recipe, most: int) -> tuple[StateTechniques, ...]:
     """On a CPU the host is the device: nothing leaves it."""
-    stages = tuple(StateTechniques(stage, recipe.training.gradient_dtype) for stage in range(most + 1))
+    stages = tuple(
+        StateTechniques(zero_stage=stage, gradient_dtype=recipe.training.gradient_dtype) for stage in range(most + 1)
+    )
     if recipe.cluster.accelerator.kind != "gpu":
         return stages
     offloaded = tuple(replace(choice, offload_optimizer=1.0) for choice in stages[1:])

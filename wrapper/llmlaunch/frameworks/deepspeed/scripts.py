@@ -66,7 +66,7 @@ def hugging_face_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ..
     return tuple(each for row in ARGUMENTS for each in row.rendered(recipe, layout))
 
 
-FULL_OR_NONE = (StepTechniques(), StepTechniques(RECOMPUTE_FULL))
+FULL_OR_NONE = (StepTechniques(), StepTechniques(recompute=RECOMPUTE_FULL))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ SHIPPED = ScriptKind(
     rules=RULES,
     arguments=lambda recipe, layout: (*trainer_arguments(recipe, layout), *config_arguments()),
     searched=("tensor", "context"),
-    step_techniques=(*FULL_OR_NONE, StepTechniques(RECOMPUTE_FULL, offload_checkpoints=True)),
+    step_techniques=(*FULL_OR_NONE, StepTechniques(recompute=RECOMPUTE_FULL, offload_checkpoints=True)),
     loss_tiles=(8, 32),
     mlp_chunks=(4, 16),
 )

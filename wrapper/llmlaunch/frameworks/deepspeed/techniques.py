@@ -17,7 +17,8 @@ from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import FUSED_MODULES, Adapters, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.adapters import FUSED_MODULES, Adapters
 
 __all__ = [
     "REQUIREMENTS",

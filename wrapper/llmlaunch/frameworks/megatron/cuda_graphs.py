@@ -16,7 +16,8 @@ from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, WHOLE_LAYER
 
 __all__ = [
     "GRAPH_REQUIREMENTS",

@@ -15,10 +15,10 @@ from llmlaunch.frameworks.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.model import model_of
 from llmlaunch.layers.parameters import count_parameters
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import FULL_ITERATION
+from llmlaunch.techniques.cuda_graphs import FULL_ITERATION
 from llmlaunch.timing.stages import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
 
 __all__ = ["state_techniques", "step_techniques", "usable_libraries"]
@@ -58,10 +58,10 @@ def _is_rare(switches: Switches, library: bool) -> bool:
 def _treatments(recipe: Recipe) -> list[StepTechniques]:
     """None, every set of modules that lets go of something, every layer, and so many layers as it takes; nothing or
     growing sets of modules offloaded beside them, or the first layers whole."""
-    plain = StepTechniques(RECOMPUTE_NONE)
-    modules = [StepTechniques(RECOMPUTE_SELECTIVE, names) for names in _module_sets(recipe)]
-    block = StepTechniques(RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
-    choices = [plain, *modules, StepTechniques(RECOMPUTE_FULL), block]
+    plain = StepTechniques()
+    modules = [StepTechniques(recompute=RECOMPUTE_SELECTIVE, recompute_modules=names) for names in _module_sets(recipe)]
+    block = StepTechniques(recompute=RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
+    choices = [plain, *modules, StepTechniques(recompute=RECOMPUTE_FULL), block]
     if recipe.model.moe is None:
         choices += [replace(step, mlp_chunks=CHUNKS) for step in (plain, block)]
     if recipe.cluster.accelerator.kind != "gpu":
@@ -69,7 +69,7 @@ def _treatments(recipe: Recipe) -> list[StepTechniques]:
     offloaded = [
         _offloading(choice, names) for choice, names in product((plain, *modules), _offload_sets(recipe.model))
     ]
-    layers = [StepTechniques(RECOMPUTE_NONE, solved="offload_layers")] if recipe.model.mamba is None else []
+    layers = [StepTechniques(solved="offload_layers")] if recipe.model.mamba is None else []
     return [*choices, *(choice for choice in offloaded if choice is not None), *layers]
 
 
@@ -193,7 +193,7 @@ def _offloading(choice: StepTechniques, names: Modules) -> StepTechniques | None
     made_again = {"moe": {"moe_act", "expert_fc1"}, "moe_act": {"moe_act"}}
     if any(made_again.get(module, set()) & set(names) for module in choice.recompute_modules):
         return None
-    return StepTechniques(choice.recompute, choice.recompute_modules, offload_modules=names)
+    return replace(choice, offload_modules=names)
 
 
 def state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
@@ -206,4 +206,8 @@ def state_techniques(recipe: Recipe) -> tuple[StateTechniques, ...]:
     on_host = recipe.cluster.accelerator.kind == "gpu" and not recipe.training.muon
     offloads = OFFLOADED_SHARES if on_host else (0.0,)
     stages = [(0, 0.0), *((1, offload) for offload in offloads)]
-    return tuple(StateTechniques(stage, dtype, offload) for dtype in formats for stage, offload in stages)
+    return tuple(
+        StateTechniques(zero_stage=stage, gradient_dtype=dtype, offload_optimizer=offload)
+        for dtype in formats
+        for stage, offload in stages
+    )

@@ -43,7 +43,9 @@ def asks_for_sharding(recipe: Recipe) -> bool:
 
 def sharding_techniques(gradient_formats: tuple[str | None, ...]) -> tuple[StateTechniques, ...]:
     """What a search may choose of what is held: the stages, each with every format of gradients."""
-    return tuple(StateTechniques(stage, dtype) for dtype in gradient_formats for stage in STRATEGIES)
+    return tuple(
+        StateTechniques(zero_stage=stage, gradient_dtype=dtype) for dtype in gradient_formats for stage in STRATEGIES
+    )
 
 
 def gradient_format(recipe: Recipe) -> str:

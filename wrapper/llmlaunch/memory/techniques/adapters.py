@@ -18,7 +18,7 @@ from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.weights import tables
-from llmlaunch.techniques import Adapters
+from llmlaunch.techniques.adapters import Adapters
 
 __all__ = ["AdaptersEffect", "adapter_parameters"]
 

@@ -27,7 +27,8 @@ from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.priced_layers import sum_without
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import layer_input
-from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, Techniques
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, WHOLE_LAYER
 
 __all__ = ["CudaGraphsEffect", "captured_activations", "captured_kernels"]
 

@@ -20,7 +20,9 @@ from llmlaunch.frameworks.megatron.flags.row import (
 )
 from llmlaunch.frameworks.megatron.techniques import modules_of
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
-from llmlaunch.techniques import FULL_ITERATION, WHOLE_LAYER, GraphScope, OffloadModule, RecomputeModule
+from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, WHOLE_LAYER, GraphScope
+from llmlaunch.techniques.module_offload import OffloadModule
+from llmlaunch.techniques.recompute import RecomputeModule
 
 __all__ = ["TECHNIQUE_FLAGS"]
 

@@ -1,0 +1,155 @@
+"""Techniques that trade time for memory or overlap the two, beside the layout: a file for each, and all together here.
+
+Every default changes nothing. Estimator, recipe and backends share `Techniques`; which backend can do what is in the
+backend's rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmlaunch.documents.keys import section
+from llmlaunch.techniques.adapters import TrainedAdapters
+from llmlaunch.techniques.checkpoint_offload import CheckpointOffload
+from llmlaunch.techniques.context_exchange import ContextExchange
+from llmlaunch.techniques.cuda_graphs import CudaGraphs
+from llmlaunch.techniques.delayed_weight_gradients import DelayedWeightGradients
+from llmlaunch.techniques.expert_capacity import ExpertCapacity
+from llmlaunch.techniques.expert_overlap import ExpertOverlap
+from llmlaunch.techniques.heads_stage import HeadsStage
+from llmlaunch.techniques.host_optimizer import HostOptimizer
+from llmlaunch.techniques.host_parameters import HostParameters
+from llmlaunch.techniques.loss import Loss
+from llmlaunch.techniques.mlp_chunks import MlpChunks
+from llmlaunch.techniques.module_offload import ModuleOffload, ModuleOffloadShare
+from llmlaunch.techniques.optimizer_instances import OptimizerInstances
+from llmlaunch.techniques.paged_stash import StashedExperts
+from llmlaunch.techniques.recompute import Recompute
+from llmlaunch.techniques.sampled_inputs import SampledInputs
+from llmlaunch.techniques.shared_expert_overlap import SharedExpertOverlap
+from llmlaunch.techniques.swap import Swap
+from llmlaunch.techniques.technique import WHAT_IF, declarations
+from llmlaunch.techniques.tensor_overlap import TensorOverlap
+from llmlaunch.techniques.token_dispatch import TokenDispatch
+from llmlaunch.techniques.trained_layers import TrainedLayers
+from llmlaunch.techniques.weight_versions import WeightVersions
+from llmlaunch.techniques.zero_bubble import ZeroBubble
+
+__all__ = [
+    "CHOOSABLE",
+    "NO_TECHNIQUES",
+    "SWITCH_NAMES",
+    "TREATMENT_NAMES",
+    "ActivationTreatments",
+    "StateTreatments",
+    "Switches",
+    "Techniques",
+]
+
+# How a technique is searched is the class it is listed in. Dataclasses take the fields of their bases from the last to
+# the first, so in each class what a person reads first comes last.
+
+
+@section
+class ActivationTreatments(CheckpointOffload, ModuleOffload, Recompute):
+    """What the first phase of a search combines with every layout, because it decides what fits: of activations."""
+
+
+@section
+class StateTreatments(HostParameters, HostOptimizer):
+    """The same of the model states."""
+
+
+@section
+class Switches(
+    CudaGraphs,
+    ContextExchange,
+    TensorOverlap,
+    ExpertOverlap,
+    SharedExpertOverlap,
+    TokenDispatch,
+    DelayedWeightGradients,
+    MlpChunks,
+    Loss,
+):
+    """What the second phase of a search tries on the best layouts."""
+
+
+@section
+class Techniques(
+    # what no backend runs
+    ZeroBubble,
+    WeightVersions,
+    SampledInputs,
+    Swap,
+    # what a recipe asks for, and no search chooses
+    HeadsStage,
+    StashedExperts,
+    ExpertCapacity,
+    TrainedLayers,
+    TrainedAdapters,
+    OptimizerInstances,
+    ModuleOffloadShare,
+    # what a search may choose for each layout
+    Switches,
+    StateTreatments,
+    ActivationTreatments,
+):
+    """What a job does beside its layout. docs/backends.md, "Techniques", says which backend runs what.
+
+    How many layers a `recompute_method` counts is the layout's to say.
+    """
+
+    @property
+    def what_ifs(self) -> tuple[str, ...]:
+        """The techniques in use that no backend runs, by their keys."""
+        declared = declarations(Techniques)
+        return tuple(name for name in declared if declared[name].place == WHAT_IF and self.uses(name))
+
+    def uses(self, name: str) -> bool:
+        """Whether the technique of this key has another value than its default."""
+        return bool(getattr(self, name) != getattr(Techniques, name))
+
+    @property
+    def overlaps_experts(self) -> bool:
+        """Whether tokens of one micro-batch travel to their experts while another one computes: Megatron-LM delays
+        weight gradients in no other schedule."""
+        return self.overlap_expert_communication or self.delay_weight_gradients
+
+    @property
+    def moves_to_host(self) -> bool:
+        """Whether some of the device's memory waits in host memory, whatever the layout."""
+        activations = self.offload_modules or self.offload_checkpoints or self.swapped_share
+        spilled = self.paged_stash is not None and self.paged_stash.host_factor
+        return bool(activations or spilled or self.offload_optimizer or self.offload_parameters)
+
+    def as_json(self) -> dict[str, object]:
+        """Return what differs from the defaults, as plain values."""
+        return {name: _plain(getattr(self, name)) for name in declarations(Techniques) if self.uses(name)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Techniques:
+        """Return the techniques that `as_json` wrote. Raises TypeError for an unknown name."""
+        declared = declarations(cls)
+        mappings = {name: declared[name].mapping if name in declared else None for name in document}
+        return cls(**{name: _restored(value, mappings[name]) for name, value in document.items()})
+
+
+def _plain(value: Any) -> object:
+    if hasattr(value, "as_json"):
+        return value.as_json()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _restored(value: Any, mapping: type[Any] | None) -> Any:
+    if mapping is not None and isinstance(value, Mapping):
+        return mapping(**{name: _restored(item, None) for name, item in value.items()})
+    return tuple(value) if isinstance(value, list) else value
+
+
+NO_TECHNIQUES = Techniques()
+TREATMENT_NAMES = (*declarations(ActivationTreatments), *declarations(StateTreatments))
+SWITCH_NAMES = tuple(declarations(Switches))
+# what a search may choose for each layout; all else holds for every layout, as the recipe has it
+CHOOSABLE = (*TREATMENT_NAMES, *SWITCH_NAMES)

@@ -1,0 +1,28 @@
+"""MEMO (Zhao et al. 2025): activations are swapped to the host as its link allows, the rest is recomputed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmlaunch.documents.keys import section
+from llmlaunch.techniques.technique import WHAT_IF, technique
+
+__all__ = ["SOLVED_SHARE", "Swap"]
+
+SOLVED_SHARE = -1.0  # in place of a share that a plan solves for its layout
+
+
+@section
+class Swap:
+    """No backend runs it."""
+
+    swapped_share: float = technique(
+        "MEMO: share of each layer's activations swapped to the host, the rest recomputed; auto = as much as the link "
+        "and host memory take",
+        default=0.0,
+        place=WHAT_IF,
+        written=Annotated[float, Field(ge=0, le=1)] | Literal["auto"],
+        words={"auto": SOLVED_SHARE},
+    )
