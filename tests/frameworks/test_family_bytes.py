@@ -84,6 +84,7 @@ VARIED = [
     {"model_type": "glm4_moe", **LATENT, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
     {"model_type": "glm4_moe", **LATENT, "head_dim": 20, "n_shared_experts": 2, "partial_rotary_factor": 1.0},
     {"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "rotary_dim": 10},
+    {"model_type": "olmo2", "head_dim": 20},
     {"model_type": "olmo3", "sliding_window": 8, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     {"model_type": "lfm2", "block_ff_dim": 200, "conv_L_cache": 4, "conv_bias": True, "full_attn_idxs": [1, 3]},
     {
@@ -253,6 +254,7 @@ PRESETS = {
     "glm-4.5": 0.015,
     "minimax-m2": 0.015,
     "phi-4": 0.001,
+    "olmo2-7b": 0.002,
     "olmo3-7b": 0.002,
     "seed-oss-36b": 0.001,
     "smollm3-3b": 0.001,
