@@ -84,7 +84,6 @@ VARIED = [
     {"model_type": "glm4_moe", **LATENT, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
     {"model_type": "glm4_moe", **LATENT, "head_dim": 20, "n_shared_experts": 2, "partial_rotary_factor": 1.0},
     {"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20, "rotary_dim": 10},
-    {"model_type": "olmo2", "head_dim": 20},
     {"model_type": "olmo3", "sliding_window": 8, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     {"model_type": "lfm2", "block_ff_dim": 200, "conv_L_cache": 4, "conv_bias": True, "full_attn_idxs": [1, 3]},
     {
@@ -134,6 +133,7 @@ VARIED = [
     {"model_type": "gpt2", **GPT},
     {"model_type": "gpt2", **GPT, "n_inner": 100, "tie_word_embeddings": False},
 ]
+VARIED += [{"model_type": name} for name in family_names() if name not in {each["model_type"] for each in VARIED}]
 
 
 def built(config: dict[str, Any]) -> Any:
@@ -254,11 +254,25 @@ PRESETS = {
     "glm-4.5": 0.015,
     "minimax-m2": 0.015,
     "phi-4": 0.001,
-    "olmo2-7b": 0.002,
     "olmo3-7b": 0.002,
-    "seed-oss-36b": 0.001,
-    "smollm3-3b": 0.001,
 }
+# Layers of several kinds, with tests of their own, and attention that the shipped script refuses.
+APART = (
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "gemma4_text", "nemotron_h", "llama4_text"),
+    *("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+)
+
+
+def priced_presets() -> dict[str, float]:
+    """One preset of each family, those listed and the first of any other, with how far its price may be off."""
+    listed = {load_preset(name).family for name in PRESETS} | set(APART)
+    others = [shape for shape in map(load_preset, preset_names()) if shape.family not in listed]
+    first = {shape.family: shape for shape in reversed(others)}
+    tolerances = {True: 0.015, False: 0.002}
+    return PRESETS | {shape.name: tolerances[shape.moe is not None] for shape in first.values()}
+
+
+PRICED = priced_presets()
 
 
 def small(shape: ModelShape, layers: int) -> ModelShape:
@@ -363,12 +377,12 @@ def priced(shape: ModelShape, techniques: Techniques = NO_TECHNIQUES, eager: boo
     return float(np.mean([layers.totals[kind][0] for kind in layers.model.order]))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PRICED)
 def test_a_layer_keeps_what_is_priced(preset: str) -> None:
     """The difference of three layers and two: everything outside the layers is in both."""
     shape = load_preset(preset)
     measured = kept(model_of(small(shape, 3))) - kept(model_of(small(shape, 2)))
-    assert priced(small(shape, 3)) == pytest.approx(measured, rel=PRESETS[preset])
+    assert priced(small(shape, 3)) == pytest.approx(measured, rel=PRICED[preset])
 
 
 def test_eager_attention_keeps_a_softmax_in_fp32_beside_the_probabilities() -> None:

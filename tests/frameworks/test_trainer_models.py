@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_family_bytes import PRESETS, small
+from test_family_bytes import PRICED, small
 from trainer_runner import Train, TrainerRuns, as_case, case
 
 from llmlaunch.assets import asset
@@ -151,7 +151,7 @@ def recipe_of_a_family(preset: str) -> Recipe:
 OF_RECIPES = {shrunken(name).model.family for name in RECIPES}
 # Transformers has nothing that balances the experts of the others, and they are refused from nothing.
 BALANCED = {name for name, family in all_families() if family.balances_experts}
-OF_NO_RECIPE = [preset for preset in PRESETS if load_preset(preset).family in BALANCED - OF_RECIPES]
+OF_NO_RECIPE = [preset for preset in PRICED if load_preset(preset).family in BALANCED - OF_RECIPES]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
+from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.families.registry import all_families, family_names
 from llmlaunch.frameworks.base import Requirement
 from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
@@ -112,6 +113,7 @@ def tables() -> list[tuple[str, str]]:
             "own-arguments.md",
             _flags_table("arguments of the shipped trainer", shipped_groups(), _dashed),
         ),
+        ("models.md", _models_table()),
         ("framework-versions.md", _settings_table()),
         ("framework-versions.md", _trainer_table()),
         ("framework-versions.md", _config_keys_table()),
@@ -162,6 +164,21 @@ def _config_keys_table() -> str:
         for (key, field), names in families.items()
     ]
     return _table(["key of config.json", "field of the shape", "families"], listed)
+
+
+def _models_table() -> str:
+    """One row for each model family, with the presets of its shapes."""
+    presets: dict[str, list[str]] = {}
+    for shape in map(load_preset, preset_names()):
+        encoder = " (with its vision encoder)" if shape.vision is not None else ""
+        presets.setdefault(shape.family, []).append(f"`{shape.name}`{encoder}")
+    rows = []
+    for name, family in all_families():
+        encoder = () if family.vision is None else (f"`{family.vision.model_type}`",)
+        rows.append(
+            [", ".join((f"`{name}`", *(f"`{same}`" for same in family.same), *encoder)), ", ".join(presets[name])]
+        )
+    return _table(["family (`model_type`)", "presets"], rows)
 
 
 def _keys(keys: Iterable[str]) -> str:

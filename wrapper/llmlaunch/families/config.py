@@ -49,7 +49,7 @@ def _key_of(values: Mapping[str, Any], error: BadKey) -> str:
     if name not in family_names():
         return field
     family = family_named(name)
-    return {**keys_by_field(family.keys), **family.names, **ENCODER_NAMES}.get(field, field)
+    return {**keys_by_field(family.keys), **family.other_keys, **ENCODER_NAMES}.get(field, field)
 
 
 def shape_from_config(values: Mapping[str, Any], name: str) -> tuple[ModelShape, tuple[str, ...]]:

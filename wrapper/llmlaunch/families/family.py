@@ -42,8 +42,8 @@ class Family:
     """Returns what a config.json has beside the rows of `keys` and the rotary positions."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of keys that the class takes (its attribute_map)."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Fields of a shape that are no row, and the key that messages name for each."""
+    other_keys: Mapping[str, str] = field(default_factory=dict)
+    """The key that messages name for a field of a shape that has no row."""
     needs: tuple[str, ...] = ()
     """Sections of a shape without which the family cannot be written."""
     same: tuple[str, ...] = ()

@@ -244,14 +244,10 @@ def kind_of(shape: ModelShape) -> str:
     layers, mlp = "mixture" if shape.moe else "dense", "gated" if shape.gated_mlp else "ungated"
     if shape.vision is not None:
         layers = f"vision {layers}"
-    if shape.linear_attention is not None:
-        return f"linear-attention {layers} {mlp}"
-    if shape.short_convolution is not None:
-        return f"short-convolution {layers} {mlp}"
-    if shape.compressed_attention is not None:
-        return f"compressed-attention {layers} {mlp}"
-    if shape.mamba is not None:
-        return f"state-space {layers} {mlp}"
+    mixers = ("linear_attention", "short_convolution", "compressed_attention", "mamba")
+    mixer = next((name for name in mixers if getattr(shape, name) is not None), None)
+    if mixer is not None:
+        return f"{'state-space' if mixer == 'mamba' else mixer.replace('_', '-')} {layers} {mlp}"
     attention = "latent-attention " if shape.mla else ""
     return f"{'sparse ' if shape.indexer else ''}{attention}{layers} {mlp}"
 

@@ -53,7 +53,7 @@ FAMILY = Family(
         "moe_intermediate_size": 1407,
     },
     aliases={"num_experts": "n_routed_experts"},
-    names=GROUPS,
+    other_keys=GROUPS,
     needs=("moe", "mla"),
     mark=lambda shape: shape.mla is not None,
     precedence=90,

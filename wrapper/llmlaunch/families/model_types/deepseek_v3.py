@@ -47,7 +47,7 @@ FAMILY = Family(
         "moe_intermediate_size": 2048,
     },
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
-    names=GROUPS,
+    other_keys=GROUPS,
     needs=("moe", "mla"),
     same=("kimi_k2",),
     mark=has_mark,

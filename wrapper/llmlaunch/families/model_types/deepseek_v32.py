@@ -31,7 +31,7 @@ FAMILY = Family(
         "index_n_heads": 64,
     },
     aliases={"num_local_experts": "n_routed_experts"},
-    names=GROUPS,
+    other_keys=GROUPS,
     needs=("moe", "mla", "indexer"),
     mark=lambda shape: shape.indexer is not None,
     precedence=110,

@@ -60,7 +60,7 @@ FAMILY = Family(
         "moe_intermediate_size": 1408,
     },
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
-    names=GROUPS,
+    other_keys=GROUPS,
     needs=("moe",),
     mark=lambda shape: shape.moe is not None and shape.moe.router.expert_bias,
     precedence=80,

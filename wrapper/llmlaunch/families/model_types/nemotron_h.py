@@ -169,7 +169,7 @@ FAMILY = Family(
         "residual_in_fp32": False,
     },
     aliases={"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},
-    names={**GROUPS, "mamba.pattern": "layers_block_type"},
+    other_keys={**GROUPS, "mamba.pattern": "layers_block_type"},
     needs=("mamba",),
     mark=lambda shape: shape.mamba is not None,
     precedence=230,
