@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
+from pathlib import Path
 
 from llmlaunch.families import model_types
 from llmlaunch.families.family import Family, VisionClass
@@ -18,7 +18,8 @@ __all__ = ["all_families", "family_named", "family_names", "family_of", "same_fa
 @cache
 def family_names() -> tuple[str, ...]:
     """Return the model_types that are read and written, sorted."""
-    return tuple(sorted(module.name for module in iter_modules(model_types.__path__)))
+    files = Path(model_types.__path__[0]).glob("*.py")
+    return tuple(sorted(file.stem for file in files if file.stem != "__init__"))
 
 
 @cache

@@ -69,6 +69,8 @@ def _comparable(shape: ModelShape) -> Json:
         values["sliding_window"]["full_every"] = 0
     if shape.linear_attention is not None and shape.linear_attention.full_every > shape.num_layers:
         values["linear_attention"]["full_every"] = 0
+    if shape.no_rope_every > shape.num_layers:
+        values["no_rope_every"] = 0
     if values["vision"] is not None:
         for name in _NOT_OF_THE_ENCODER:
             del values["vision"][name]
