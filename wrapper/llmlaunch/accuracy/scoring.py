@@ -27,6 +27,8 @@ from llmlaunch.memory.estimator import Estimate, RankEstimate, estimate
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.progress import counting
+from llmlaunch.techniques.technique import key_of
+from llmlaunch.techniques.tensor_overlap import TensorOverlap
 from llmlaunch.timing.step import step_time
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
@@ -278,7 +280,7 @@ def timed_job(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> tu
     facts = case.job.facts
     if record.get("backend_version") in MASKS:
         facts = replace(facts, host=replace(facts.host, loader_mask=True))
-    overlap_unknown = record["implementation"].get("tp_comm_overlap") is None
+    overlap_unknown = record["implementation"].get(key_of(TensorOverlap)) is None
     if brings_recipes(record) and overlap_unknown and case.layout.tensor > 1:
         overlapped = (record["precision"] or {}).get("fp8_recipe") != NOT_OVERLAPPED
         facts = replace(facts, exchange=replace(facts.exchange, user_buffers=int(overlapped)))

@@ -37,6 +37,7 @@ from llmlaunch.store.database import open_store
 from llmlaunch.store.log_records import log_records
 from llmlaunch.store.measurements import import_file, import_records
 from llmlaunch.store.record_files import BadLine
+from llmlaunch.techniques import MOVING_NAMES
 
 __all__ = ["ImportOptions", "Imported", "JobSource", "import_files", "records_of_logs", "split_words"]
 
@@ -55,7 +56,6 @@ _OF_NO_PEAK = (
     *("seed", "log_interval", "save_interval", "checkpoint_path", "checkpoint_format", "tensorboard", "start_from"),
     *("keep_checkpoints", "non_persistent_save_interval", "tracking", "slurm", "secrets", "notify"),
 )
-_OFFLOADS = ("offload_optimizer", "offload_parameters", "offload_modules", "offload_checkpoints")
 MOST_LAYOUTS = 1000  # looked at; a recipe that leaves more open pins nothing
 
 
@@ -310,7 +310,7 @@ def _index_of_what_ran(recipe: Recipe, result: SearchResult, log: TrainingLog, p
 def _is_plain(recipe: Recipe, candidate: Candidate) -> bool:
     layout, techniques, own = candidate.layout, candidate.techniques, recipe.techniques
     offloads = bool(layout.offload_layers) and "offload_layers" not in recipe.pins
-    added = any(getattr(techniques, name) != getattr(own, name) for name in _OFFLOADS)
+    added = any(getattr(techniques, name) != getattr(own, name) for name in MOVING_NAMES)
     return not offloads and not added and not (layout.uneven and recipe.layers_by_stage is None)
 
 

@@ -29,7 +29,9 @@ from llmlaunch.models.shape import (
     Router,
 )
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.cuda_graphs import GraphScope
+from llmlaunch.techniques.cuda_graphs import CudaGraphs, GraphScope
+from llmlaunch.techniques.technique import key_of
+from llmlaunch.techniques.token_dispatch import TokenDispatch
 from llmlaunch.workload import Workload
 
 __all__ = ["NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_of", "case_or_reason", "predict"]
@@ -148,9 +150,10 @@ def _refuse(record: Record, trainer: Trainer) -> None:
         raise Unsupported(
             f"precision.fp8_recipe {recipe!r}: {_why_not_priced(recipe, tuple(trainer.formats), backend)}"
         )
-    unknown = set((record.get("techniques") or {}).get("cuda_graphs") or ()) - set(get_args(GraphScope))
+    graphs = key_of(CudaGraphs)
+    unknown = set((record.get("techniques") or {}).get(graphs) or ()) - set(get_args(GraphScope))
     if unknown:
-        raise Unsupported(f"techniques.cuda_graphs {sorted(unknown)}: what these graphs keep is not modelled")
+        raise Unsupported(f"techniques.{graphs} {sorted(unknown)}: what these graphs keep is not modelled")
     amount_known = record.get("techniques") or _offloads_checkpoints(record, trainer)
     if record["implementation"].get("cpu_activation_offload") and not amount_known:
         raise Unsupported(
@@ -229,9 +232,10 @@ def _offloads_checkpoints(record: Record, trainer: Trainer) -> bool:
 def _techniques(record: Record, trainer: Trainer) -> Techniques:
     """Return a record's techniques: of our own runs from a section for them, of others from the fields that tell. The
     dispatcher of tokens is recorded with the experts."""
-    dispatcher = (record["model"].get("moe") or {}).get("token_dispatcher")
+    dispatch = key_of(TokenDispatch)
+    dispatcher = (record["model"].get("moe") or {}).get(dispatch)
     if record.get("techniques"):
-        stated = {"token_dispatcher": dispatcher, **record["techniques"]}
+        stated = {dispatch: dispatcher, **record["techniques"]}
         return Techniques.from_json({name: value for name, value in stated.items() if name not in OF_THE_LAYOUT})
     recompute = record["recompute"]
     return Techniques(

@@ -13,6 +13,9 @@ from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.cuda_graphs import FULL_ITERATION
+from llmlaunch.techniques.optimizer_instances import OptimizerInstances
+from llmlaunch.techniques.technique import key_of
+from llmlaunch.techniques.tensor_overlap import TensorOverlap
 from llmlaunch.workload import OptimizerFormats
 
 __all__ = ["FP8_RECIPES", "captured_graphs", "fsdp_record_facts", "megatron_options", "megatron_record_facts"]
@@ -91,7 +94,7 @@ def megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions
         optimizer=OptimizerFormats(**optimizer["formats"]) if optimizer.get("formats") else None,
         muon="muon" in optimizer["name"],
         matrices_whole=str(record.get("backend_version")).startswith(("0.19", "core_v0.19", "core_r0.19")),
-        optimizer_instances=optimizer.get("optimizer_instances") or 1,
+        optimizer_instances=optimizer.get(key_of(OptimizerInstances)) or 1,
         loss=implementation["cross_entropy_fusion"],
         eager_layers=legacy and record["model"]["normalization"] == "RMSNorm",
         two_loss_copies=_two_loss_copies(record),
@@ -104,7 +107,7 @@ def megatron_options(record: Record, assumed: dict[str, Any]) -> MegatronOptions
         # --wgrad-deferral-limit is not recorded with the runs we have; Megatron's own tests set 2
         deferred_head_gradients=2 if implementation.get("defer_embedding_wgrad") else 0,
         context_all_to_all=implementation.get("cp_comm_type") == "a2a" and record["parallelism"]["context"] > 1,
-        tp_comm_overlap=bool(implementation.get("tp_comm_overlap")),
+        tp_comm_overlap=bool(implementation.get(key_of(TensorOverlap))),
         expandable_segments=bool(implementation.get("expandable_segments")),
         streams_recorded=_streams_recorded(record, assumed),
         compute_capability=capability_of_card(record["gpu"]),

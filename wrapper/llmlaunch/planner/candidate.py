@@ -3,7 +3,7 @@ did not choose: a faster one, a fuller one, and the one that would be chosen if 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
 from itertools import groupby
 from operator import itemgetter
@@ -12,9 +12,22 @@ from typing import Any
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, ActivationTreatments, StateTreatments, Techniques
+from llmlaunch.techniques.technique import declarations
 
-__all__ = ["Candidate", "Change", "ChangedChoice", "FasterLayout", "FullerLayout", "HabitPrice", "yaml_text"]
+__all__ = [
+    "Candidate",
+    "Change",
+    "ChangedChoice",
+    "FasterLayout",
+    "FullerLayout",
+    "HabitPrice",
+    "host_labels",
+    "yaml_text",
+]
+
+# the order in which a label names what is on the host
+AWAY = (*declarations(ActivationTreatments), *reversed([*declarations(StateTreatments)]))
 
 
 @frozen
@@ -45,12 +58,9 @@ class Candidate:
 
     def technique_labels(self) -> list[str]:
         """Return what is on the host, the switches that are on, and the format of gradients, a label each."""
-        techniques = self.techniques
-        away = [*techniques.offload_modules, *(["checkpoints"] if techniques.offload_checkpoints else [])]
-        away += ["parameters"] if techniques.offload_parameters else []
-        away += [f"optimizer:{techniques.offload_optimizer:g}"] if techniques.offload_optimizer else []
+        away = host_labels(self.techniques, AWAY)
         labels = [f"offload={'+'.join(away)}"] if away else []
-        labels += _switch_labels(techniques)
+        labels += _switch_labels(self.techniques)
         return labels + ([f"gradients={self.gradient_dtype}"] if self.gradient_dtype else [])
 
     def as_json(self) -> dict[str, Any]:
@@ -118,6 +128,16 @@ class ChangedChoice:
 
     def as_json(self, now: Candidate) -> dict[str, Any]:
         return {"sentence": self.sentence(now), "run_id": self.run_id, "was": self.was.as_json()}
+
+
+def host_labels(techniques: ActivationTreatments | StateTreatments, names: Iterable[str]) -> list[str]:
+    """Return what techniques move to the host, those of these names: moe_act, checkpoints, optimizer:0.5."""
+    labels: list[str] = []
+    for name in names:
+        word, value = declarations(Techniques)[name].on_host, getattr(techniques, name)
+        if word is not None and value:
+            labels += value if isinstance(value, tuple) else [word if value is True else f"{word}:{value:g}"]
+    return labels
 
 
 def _switch_labels(techniques: Techniques) -> list[str]:

@@ -16,6 +16,8 @@ from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques import StateTreatments
+from llmlaunch.techniques.technique import declarations
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import TIGHT
 
@@ -50,8 +52,7 @@ def can_load(recipe: Recipe, saved: Candidate, loading: Candidate) -> bool:
     """Whether a checkpoint saved under one layout can be loaded under the other: their backend reshards it, and both
     hold gradients and optimizer states in the same way."""
     same = saved.gradient_dtype == loading.gradient_dtype and all(
-        getattr(saved.techniques, name) == getattr(loading.techniques, name)
-        for name in ("offload_optimizer", "offload_parameters")
+        getattr(saved.techniques, name) == getattr(loading.techniques, name) for name in declarations(StateTreatments)
     )
     return same and reshards(recipe, saved.layout, loading.layout)
 

@@ -27,6 +27,8 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import BELONGS, stated_value
 from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques.technique import key_of
+from llmlaunch.techniques.token_dispatch import TokenDispatch
 
 __all__ = ["Hint", "faster_choices"]
 
@@ -156,7 +158,7 @@ def _narrower_numbers(setting: Setting, plan: Plan) -> Iterator[Hint]:
 def _libraries(setting: Setting, plan: Plan) -> Iterator[Hint]:
     """Yield the library that sends tokens to their experts faster, in the same layout, where nothing says whether the
     job's environment has it."""
-    recipe, dispatcher = setting.recipe, "token_dispatcher"
+    recipe, dispatcher = setting.recipe, key_of(TokenDispatch)
     if recipe.backend.libraries or dispatcher in (*recipe.fixed, *excluded_techniques(recipe)):
         return
     hints: list[Hint] = []

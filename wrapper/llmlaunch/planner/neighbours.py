@@ -16,6 +16,7 @@ from llmlaunch.columns import IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, RECOMPUTE_NONE, Layout, LayoutColumns
+from llmlaunch.planner.candidate import host_labels
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts, rules_failed
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.pricing import price_all
@@ -31,7 +32,15 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.technique_batches import is_safe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
-from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
+from llmlaunch.techniques import (
+    MOVING_NAMES,
+    NO_TECHNIQUES,
+    SWITCH_NAMES,
+    ActivationTreatments,
+    StateTreatments,
+    Techniques,
+)
+from llmlaunch.techniques.technique import declarations
 
 __all__ = ["Neighbour", "Value", "neighbours", "technique_neighbours"]
 
@@ -39,9 +48,10 @@ Value = int | bool | str | float | None
 ChosenTechniques = tuple[StepTechniques, StateTechniques]
 
 ORDER = (
-    *("zero_stage", "gradient_dtype", "offload_optimizer", "offload_parameters", "recompute", "offload"),
+    *("zero_stage", "gradient_dtype", *declarations(StateTreatments), "recompute", "offload"),
     *SWITCH_NAMES,
 )
+OFFLOADS = tuple(name for name in declarations(ActivationTreatments) if name in MOVING_NAMES)
 # What gives way where a change alone breaks a rule: sequence parallelism comes and goes with tensor parallelism, and
 # virtual stages split what the pipeline has split.
 GIVES_WAY = {"tensor": "sequence_parallel", "pipeline": "virtual_pipeline"}
@@ -277,7 +287,7 @@ def _recompute(step: StepTechniques) -> tuple[object, ...]:
 
 
 def _offload(step: StepTechniques) -> tuple[object, ...]:
-    return step.offload_modules, step.offload_checkpoints, step.offload_layers, step.solved == "offload_layers"
+    return (*(getattr(step, name) for name in OFFLOADS), step.offload_layers, step.solved == "offload_layers")
 
 
 def _kind(name: str, techniques: ChosenTechniques) -> str:
@@ -286,7 +296,7 @@ def _kind(name: str, techniques: ChosenTechniques) -> str:
     if name == "recompute":
         return f"{RECOMPUTE_NAMES[step.recompute]} {step.recompute_method}"
     if name == "offload":
-        kinds = (step.offload_modules, step.offload_checkpoints, step.offload_layers or step.solved)
+        kinds = (*(getattr(step, name) for name in OFFLOADS), step.offload_layers or step.solved)
         return " ".join(str(bool(kind)) for kind in kinds)
     return str(getattr(step if name in SWITCH_NAMES else state, name))
 
@@ -303,6 +313,5 @@ def _label(name: str, techniques: ChosenTechniques, layout: Layout) -> Value:
         return RECOMPUTE_NAMES[step.recompute] + (f" ({detail})" if detail else "")
     if name == "offload":
         whole = (counted(layout.offload_layers, "layer"),) if layout.offload_layers else ()
-        checkpoints = ("checkpoints",) if step.offload_checkpoints else ()
-        return ", ".join((*step.offload_modules, *checkpoints, *whole)) or "none"
+        return ", ".join((*host_labels(step, OFFLOADS), *whole)) or "none"
     return _plain(getattr(step if name in SWITCH_NAMES else state, name))

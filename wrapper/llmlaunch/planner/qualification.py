@@ -22,7 +22,7 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.layout_keys import ASKED_ONLY
-from llmlaunch.techniques import TREATMENT_NAMES
+from llmlaunch.techniques import MOVING_NAMES, NO_TECHNIQUES, TREATMENT_NAMES
 from llmlaunch.units import MINUTE
 
 __all__ = [
@@ -333,10 +333,7 @@ class _Sizing:
             "sequence_parallel": self._sequence_parallel(point.sizes),
             "zero_stage": self.trial.zero_stage,
             "recompute": self.trial.recompute,
-            "offload_modules": [],
-            "offload_checkpoints": False,
-            "offload_optimizer": 0,
-            "offload_parameters": False,
+            **{name: getattr(NO_TECHNIQUES, name) for name in TREATMENT_NAMES if name in MOVING_NAMES},
         }
         if recipe.backend.on_megatron_core:
             layout["layers_by_stage"] = "even"

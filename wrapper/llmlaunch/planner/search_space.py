@@ -31,6 +31,7 @@ from llmlaunch.layout import (
 from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
+from llmlaunch.techniques.recompute import Recompute
 from llmlaunch.techniques.technique import declarations, parameter_owners
 
 __all__ = [
@@ -64,6 +65,7 @@ MOST_MICRO_BATCH = 64
 DIVIDING = ("tensor", "context")  # with the pipeline, they divide the devices; data parallelism takes up the rest
 SPLIT_FIELDS = tuple(name for name in LAYOUT_FIELDS if name not in TECHNIQUE_FIELDS)
 DECLARED = declarations(Techniques)
+_, METHOD = declarations(Recompute)
 
 
 def enumerate_splits(recipe: Recipe, space: Space) -> LayoutColumns:
@@ -248,7 +250,7 @@ def step_variants(recipe: Recipe, space: Space) -> tuple[StepTechniques, ...]:
         if all(step.recompute != code for step in space.step_techniques)
     ]
     offered = [step for step in space.step_techniques if not codes or step.recompute in codes]
-    if set(codes) == {RECOMPUTE_FULL} and "recompute_method" not in recipe.fixed:
+    if set(codes) == {RECOMPUTE_FULL} and METHOD not in recipe.fixed:
         offered = [step for step in offered if step.solved != "recompute_layers"]  # "full" means all layers
     variants = (step for offer in (*offered, *others) for step in _with_amounts(recipe, replace(offer, **own)))
     return tuple(dict.fromkeys(step for step in variants if _allowed(recipe, step)))

@@ -23,6 +23,7 @@ from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, divisors, sear
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
 from llmlaunch.progress import counting
+from llmlaunch.recipe.layout_keys import belonging
 from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
@@ -39,12 +40,7 @@ __all__ = [
 
 
 SHORTER = (2, 4, 8, 16, 32)
-BELONGS = {
-    "recompute_modules": "selective",
-    "recompute_method": "full",
-    "recompute_layers": "full",
-    "offload_checkpoints": "full",
-}
+BELONGS = {name: kind for name, (owner, kind) in belonging().items() if owner == "recompute"}  # to a kind of recompute
 NOTHING: Mapping[str, Any] = {}
 
 

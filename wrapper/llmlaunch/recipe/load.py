@@ -93,7 +93,7 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
         *data_problems(recipe.data, recipe.backend.on_megatron_core, recipe.backend.traits.takes_settings),
         *evaluation_problems(recipe.data, recipe.training.evaluation is not None),
         *layout_problems(keys.get("layout", {}), recipe.model, recipe.backend.name),
-        *training_problems(keys["training"], recipe.training, recipe.model, recipe.backend.name),
+        *training_problems(recipe.training, recipe.techniques, recipe.model, recipe.backend.name),
         *container_problems(recipe.container, recipe.cluster.name),
         *tracking_problems(recipe.tracking, recipe.training),
         *disagreements(recipe),

@@ -18,8 +18,9 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.adapters import OF_ATTENTION, Adapters
-from llmlaunch.techniques.technique import TRAINING
+from llmlaunch.techniques.adapters import OF_ATTENTION, Adapters, TrainedAdapters
+from llmlaunch.techniques.technique import TRAINING, key_of
+from llmlaunch.techniques.trained_layers import TrainedLayers
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 
 __all__ = [
@@ -279,11 +280,9 @@ def training_from(keys: Mapping[str, Any]) -> Training:
     return Training(**values)
 
 
-def training_problems(
-    keys: Mapping[str, Any], training: Training, model: ModelShape, backend: str
-) -> Iterator[Problem]:
-    """Yield every key under `training:` that contradicts another one, the model or the backend. What a device or a
-    layout cannot do is for the backend's requirements and rules."""
+def training_problems(training: Training, techniques: Techniques, model: ModelShape, backend: str) -> Iterator[Problem]:
+    """Yield every key under `training:`, techniques among them, that contradicts another one, the model or the backend.
+    What a device or a layout cannot do is for the backend's requirements and rules."""
     if not FRAMEWORKS[backend].on_megatron_core:
         for name in OF_MEGATRON:
             if getattr(training, name):
@@ -293,8 +292,8 @@ def training_problems(
     else:
         yield from _number_problems(training)
     yield from _schedule_problems(training, backend)
-    yield from _trained_layers_problems(keys, training, model)
-    yield from _adapters_problems(keys.get("adapters"), model)
+    yield from _trained_layers_problems(training, techniques, model)
+    yield from _adapters_problems(techniques.adapters, model)
 
 
 def _number_problems(training: Training) -> Iterator[Problem]:
@@ -327,16 +326,16 @@ def _schedule_problems(training: Training, backend: str) -> Iterator[Problem]:
         yield least, "belongs to a decay; write learning_rate_decay: cosine or linear, or remove it"
 
 
-def _trained_layers_problems(keys: Mapping[str, Any], training: Training, model: ModelShape) -> Iterator[Problem]:
+def _trained_layers_problems(training: Training, techniques: Techniques, model: ModelShape) -> Iterator[Problem]:
     if training.gradient_dtype == "bf16" and training.precision != "bf16":
         yield (
             ("training", "gradient_dtype"),
             f"bf16 gradients need precision: bf16, not {training.precision}; remove it",
         )
-    last, place = keys.get("trained_layers"), ("training", "trained_layers")
+    last, place = techniques.trained_layers, (TRAINING, key_of(TrainedLayers))
     if last is None:
         return
-    if keys.get("adapters") is not None:
+    if techniques.adapters is not None:
         yield place, "trains layers, and adapters freeze all of them; remove one of the two"
     if last > model.num_layers:
         yield place, f"{last} of {counted(model.num_layers, 'layer')}; use at most {model.num_layers}"
@@ -354,7 +353,7 @@ def _adapters_problems(adapters: Adapters | None, model: ModelShape) -> Iterator
         return
     if 0 < len(adapters.targets.intersection(OF_ATTENTION)) < len(OF_ATTENTION):
         yield (
-            ("training", "adapters", "target_modules"),
+            (TRAINING, key_of(TrainedAdapters), "target_modules"),
             f"attention of {model.name} has other layers; name q_proj, k_proj, v_proj and o_proj together for all of "
             "these, or none",
         )

@@ -22,6 +22,10 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
 from llmlaunch.planner.plan import FewerNodes, Plan
 from llmlaunch.recipe.types import FT_LAUNCHER, Recipe
+from llmlaunch.techniques.optimizer_instances import OptimizerInstances
+from llmlaunch.techniques.technique import key_of
+from llmlaunch.techniques.tensor_overlap import TensorOverlap
+from llmlaunch.techniques.token_dispatch import TokenDispatch
 from llmlaunch.timing.step import evaluation_seconds
 
 __all__ = [
@@ -58,7 +62,7 @@ _IMPLEMENTATION = (
     "expandable_segments",
     "legacy_models",
     "defer_embedding_wgrad",
-    "tp_comm_overlap",
+    key_of(TensorOverlap),
     "optimizer_in_backward",
 )
 
@@ -153,7 +157,7 @@ def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
     if shape.moe is not None:
         moe = {name: value for name, value in asdict(shape.moe).items() if name not in ("router", "latent_size")}
         moe |= {} if shape.moe.latent_size is None else {"latent_size": shape.moe.latent_size}
-        moe |= _router(shape.moe.router) | {"token_dispatcher": plan.chosen.techniques.token_dispatcher}
+        moe |= _router(shape.moe.router) | {key_of(TokenDispatch): plan.chosen.techniques.token_dispatcher}
         moe["layer_pattern"] = list(shape.moe.layer_pattern)
     return {
         "name": shape.name,
@@ -216,7 +220,7 @@ def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:
             "name": "adam",
             "zero_stage": layout.zero_stage,
             "distributed_optimizer": recipe.backend.on_megatron_core and layout.zero_stage > 0,
-            "optimizer_instances": 1,
+            key_of(OptimizerInstances): 1,
             "parameter_dtype": precision,
             "gradient_dtype": None,
             "state_dtype": "fp32",

@@ -7,19 +7,19 @@ from typing import Any
 
 from llmlaunch.calibration.records import Record
 from llmlaunch.command_lines.training_log import LoggedDeath, LoggedPeak, TrainingLog
+from llmlaunch.techniques.technique import key_of
+from llmlaunch.techniques.tensor_overlap import TensorOverlap
 
 __all__ = ["FAMILY", "log_records"]
 
 FAMILY = "imported"
 # field of `implementation` -> name of Megatron's argument: what a log says goes before what a recipe would render
 _ARGUMENTS = {
-    "transformer_impl": "transformer_impl",
+    **{name: name for name in ("transformer_impl", "overlap_grad_reduce", "overlap_param_gather")},
     "deterministic": "deterministic_mode",
-    "overlap_grad_reduce": "overlap_grad_reduce",
-    "overlap_param_gather": "overlap_param_gather",
     "gradient_accumulation_fusion": "gradient_accumulation_fusion",
     "defer_embedding_wgrad": "defer_embedding_wgrad_compute",
-    "tp_comm_overlap": "tp_comm_overlap",
+    key_of(TensorOverlap): key_of(TensorOverlap),
 }
 
 

@@ -38,6 +38,7 @@ from llmlaunch.techniques.zero_bubble import ZeroBubble
 
 __all__ = [
     "CHOOSABLE",
+    "MOVING_NAMES",
     "NO_TECHNIQUES",
     "SWITCH_NAMES",
     "TREATMENT_NAMES",
@@ -120,9 +121,8 @@ class Techniques(
     @property
     def moves_to_host(self) -> bool:
         """Whether some of the device's memory waits in host memory, whatever the layout."""
-        activations = self.offload_modules or self.offload_checkpoints or self.swapped_share
         spilled = self.paged_stash is not None and self.paged_stash.host_factor
-        return bool(activations or spilled or self.offload_optimizer or self.offload_parameters)
+        return bool(spilled) or any(self.uses(name) for name in MOVING_NAMES)
 
     def as_json(self) -> dict[str, object]:
         """Return what differs from the defaults, as plain values."""
@@ -149,6 +149,7 @@ def _restored(value: Any, mapping: type[Any] | None) -> Any:
 
 
 NO_TECHNIQUES = Techniques()
+MOVING_NAMES = tuple(name for name, declared in declarations(Techniques).items() if declared.on_host is not None)
 TREATMENT_NAMES = (*declarations(ActivationTreatments), *declarations(StateTreatments))
 SWITCH_NAMES = tuple(declarations(Switches))
 # what a search may choose for each layout; all else holds for every layout, as the recipe has it

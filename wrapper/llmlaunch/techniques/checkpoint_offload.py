@@ -19,4 +19,5 @@ class CheckpointOffload:
         bit_equal="copies come back from the host as they left",
         belongs=("recompute", "full"),
         habit=ACTIVATIONS_ON_HOST,
+        on_host="checkpoints",
     )

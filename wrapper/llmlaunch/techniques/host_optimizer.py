@@ -23,6 +23,7 @@ class HostOptimizer:
             0.10,
             "host memory and its link are shared with data loading and checkpoints, and differ from node to node",
         ),
+        on_host="optimizer",
     )
 
     @property

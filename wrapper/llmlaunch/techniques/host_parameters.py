@@ -17,4 +17,5 @@ class HostParameters:
         default=False,
         bit_equal="copies come back from the host as they left",
         habit=TechniqueHabit("parameters on the host", 0.10, "every pass then waits for the host's link"),
+        on_host="parameters",
     )

@@ -23,6 +23,7 @@ class ModuleOffload:
         bit_equal="copies come back from the host as they left",
         needs={"moe_act": EXPERTS, "expert_fc1": EXPERTS},
         habit=ACTIVATIONS_ON_HOST,
+        on_host="modules",
     )
 
 

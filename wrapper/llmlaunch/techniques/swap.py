@@ -24,5 +24,6 @@ class Swap:
         default=0.0,
         place=WHAT_IF,
         written=Annotated[float, Field(ge=0, le=1)] | Literal["auto"],
+        on_host="activations",
         words={"auto": SOLVED_SHARE},
     )

@@ -64,8 +64,9 @@ class Declaration:
     `rounding` what it adds up in another order. `matters` names fields of a layout: where none of them is above 1, the
     job is the same without it. `belongs` is the key without which it means nothing, and the value of that key, None for
     any. `needs` is the part of a model that it needs, or maps those of its values that need one to the part.
-    `elsewhere` says why it has no meaning but on Megatron core. `words` maps written words to the values they stand
-    for; `mapping` is the section of a mapping that is written.
+    `elsewhere` says why it has no meaning but on Megatron core. `on_host` is the word for what of the device's memory
+    waits on the host. `words` maps written words to the values they stand for; `mapping` is the section of a mapping
+    that is written.
     """
 
     place: str
@@ -76,6 +77,7 @@ class Declaration:
     needs: Mapping[str, str] | str | None
     elsewhere: str | None
     habit: TechniqueHabit | None
+    on_host: str | None
     words: Mapping[str, Any]
     mapping: type[Any] | None
 
@@ -93,12 +95,15 @@ def technique(
     needs: Mapping[str, str] | str | None = None,
     elsewhere: str | None = None,
     habit: TechniqueHabit | None = None,
+    on_host: str | None = None,
     words: Mapping[str, Any] | None = None,
     mapping: type[Any] | None = None,
     **limits: Any,
 ) -> Any:
     """Define the field of a technique: its key (`documents.keys.key`) and what is declared beside it."""
-    declared = Declaration(place, bit_equal, rounding, matters, belongs, needs, elsewhere, habit, words or {}, mapping)
+    declared = Declaration(
+        place, bit_equal, rounding, matters, belongs, needs, elsewhere, habit, on_host, words or {}, mapping
+    )
     return key(description, default=default, place=place, written=written, metadata={"technique": declared}, **limits)
 
 
