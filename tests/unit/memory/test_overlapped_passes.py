@@ -15,7 +15,7 @@ from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_before_experts
 from llmlaunch.memory.constants import constant
-from llmlaunch.memory.effects import Effect, effects_of
+from llmlaunch.memory.effects import Effect, effects_in_use
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.techniques.delayed_gradients import DelayedGradientsEffect
@@ -45,7 +45,7 @@ Terms = Mapping[str, FloatColumn]
 
 def effect_in_use(job: Job, kind: type[Effect]) -> Effect:
     """Return the effect of one kind where the job uses it, else one that does nothing."""
-    return next((effect for effect in effects_of(job) if isinstance(effect, kind)), Effect())
+    return next((effect for effect in effects_in_use(job) if isinstance(effect, kind)), Effect())
 
 
 def paired_layer(job: Job, rows: RankColumns) -> Terms:

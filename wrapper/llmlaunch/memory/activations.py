@@ -14,7 +14,7 @@ from llmlaunch.layers.columns import Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.model import model_of
-from llmlaunch.memory.effects import Column, Effect, effects_of
+from llmlaunch.memory.effects import Column, Effect, effects_in_use, effects_of
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.priced_layers import Gone, PricedLayers, either, sum_without
@@ -57,28 +57,28 @@ def kept_by_kind(job: Job, layers: PricedLayers) -> list[FloatColumn]:
     known: list[FloatColumn] | None = vars(layers).get("kept_by_kind")
     if known is not None:
         return known
-    effects = effects_of(job)
     nothing: Sequence[Gone] = [{}] * len(layers.model.kinds)
-    kept = _kept(layers, effects, nothing)
-    for effect in effects:
+    kept = _kept(job, layers, nothing)
+    for effect in effects_in_use(job):
         share = effect.gone_share(job, layers.columns.layouts)
         if share < 1.0:
-            every = _kept(layers, [other for other in effects if other is not effect], nothing)
-            here = 1.0 - share
+            every, here = _kept(job, layers, nothing, without=effect), 1.0 - share
             kept = [np.asarray(here * all_ + (1.0 - here) * left) for all_, left in zip(every, kept, strict=True)]
     vars(layers)["kept_by_kind"] = kept
     return kept
 
 
-def _kept(layers: PricedLayers, effects: Sequence[Effect], gone: Sequence[Gone]) -> list[FloatColumn]:
-    """Return what a layer of each kind keeps beside the tensors that are `gone`, and what the effects take away."""
+def _kept(job: Job, layers: PricedLayers, gone: Sequence[Gone], without: Effect | None = None) -> list[FloatColumn]:
+    """Return what a layer of each kind keeps beside the tensors that are `gone`, and those that any effect takes away,
+    but for the one that is left out."""
     sizes = []
     for kind, away in enumerate(gone):
-        for effect in effects:
-            away = either(effect.gone(layers.columns, layers.tensors[kind]), away)
+        for effect in effects_in_use(job):
+            taken = {} if effect is without else effect.gone(layers.columns, layers.tensors[kind])
+            away = either(taken, away) if taken else away
         kept: Column = partial(_beside, layers, kind, away)
-        for effect in effects:
-            kept = partial(effect.kept, layers, kind, away, kept)
+        for change in effects_of(job, Effect.kept):
+            kept = partial(change, layers, kind, away, kept)
         sizes.append(kept())
     return sizes
 
@@ -97,15 +97,18 @@ def kept_before_experts(job: Job, rows: RankColumns) -> list[FloatColumn]:
 
     layers = layers_of(job, rows)
     gone = [behind(layer, tensors) for layer, tensors in zip(layers.model.kinds, layers.tensors, strict=True)]
-    return layers.by_group(_kept(layers, effects_of(job), gone))
+    return layers.by_group(_kept(job, layers, gone))
 
 
 def kept_activations(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the bytes saved by the layers, over all micro-batches in flight, that are on the device."""
-    effects, kept = effects_of(job), kept_by_layer(job, rows)
-    layers = reduce(np.add, (effect.saved_besides(job, rows) for effect in effects), of_all_layers(job, rows, kept))
+    kept = kept_by_layer(job, rows)
+    layers = of_all_layers(job, rows, kept)
+    for effect in effects_of(job, Effect.saved_besides):
+        layers = layers + effect(job, rows)
     layers = on_device(job, rows, layers, kept)
-    layers = reduce(np.add, (effect.back_on_device(job, rows) for effect in effects), layers)
+    for effect in effects_of(job, Effect.back_on_device):
+        layers = layers + effect(job, rows)
     return np.asarray(layers + _stage_output(job, rows) * in_flight(job, rows).depth + _routing_of_last(job, rows))
 
 
@@ -118,24 +121,24 @@ def of_all_layers(job: Job, rows: RankColumns, of_groups: Sequence[FloatColumn])
     """Return the bytes of all layers that run backward and all micro-batches in flight, of those of one layer."""
     alive = in_flight(job, rows).alive
     products: Sequence[FloatColumn] = [count * size for count, size in zip(alive, of_groups, strict=True)]
-    for effect in effects_of(job):
-        products = effect.saved_by_groups(job, rows, products)
+    for effect in effects_of(job, Effect.saved_by_groups):
+        products = effect(job, rows, products)
     return reduce(np.add, products) * saved_share(job, rows)
 
 
 def saved_share(job: Job, rows: RankColumns) -> Size:
     """Return the share of what layers keep that is saved."""
     share: Size = 1.0
-    for effect in effects_of(job):
-        share = share * effect.saved_share(job, rows)
+    for effect in effects_of(job, Effect.saved_share):
+        share = share * effect(job, rows)
     return share
 
 
 def on_device(job: Job, rows: RankColumns, saved_bytes: FloatColumn, of_groups: Sequence[FloatColumn]) -> FloatColumn:
     """Return the part of `saved_bytes`, the activations of all layers of a rank over the micro-batches in flight, that
     does not wait in host memory. A layer of each group saves `of_groups` bytes for one micro-batch."""
-    for effect in effects_of(job):
-        saved_bytes = effect.on_device(job, rows, saved_bytes, of_groups)
+    for effect in effects_of(job, Effect.on_device):
+        saved_bytes = effect(job, rows, saved_bytes, of_groups)
     return saved_bytes
 
 

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn
-from llmlaunch.memory.effects import effects_of
+from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.schedule import in_flight
@@ -56,5 +56,5 @@ def _share(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _keeps(job: Job, rows: RankColumns) -> BoolColumn:
-    kept = (effect.keeps_inputs(job, rows) for effect in effects_of(job))
+    kept = (effect(job, rows) for effect in effects_of(job, Effect.keeps_inputs))
     return reduce(np.logical_or, kept, np.zeros(len(rows), dtype=np.bool_))

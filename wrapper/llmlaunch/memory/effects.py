@@ -6,10 +6,12 @@ made, it asks the effects in use, in order. So a technique that changes memory i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
@@ -26,6 +28,7 @@ __all__ = [
     "Effect",
     "HostBytes",
     "Pinned",
+    "effects_in_use",
     "effects_of",
     "optimizer_on_device",
     "shards_on_device",
@@ -33,6 +36,8 @@ __all__ = [
     "trains_head",
 ]
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 Column = Callable[[], FloatColumn]
 Pinned = tuple[FloatColumn, FloatColumn]  # bytes that are pinned, in tensors of so many bytes
 
@@ -287,7 +292,7 @@ def _all_effects() -> tuple[Effect, ...]:
     return tuple(sorted((kind() for kind in kinds), key=lambda effect: effect.order))
 
 
-def effects_of(job: Job) -> tuple[Effect, ...]:
+def effects_in_use(job: Job) -> tuple[Effect, ...]:
     """Return the effects that the job uses, in order. The job carries the answer."""
     known: tuple[Effect, ...] | None = vars(job).get("effects")
     if known is None:
@@ -295,24 +300,41 @@ def effects_of(job: Job) -> tuple[Effect, ...]:
     return known
 
 
+def effects_of(
+    job: Job, method: Callable[Concatenate[Effect, Arguments], Result]
+) -> tuple[Callable[Arguments, Result], ...]:
+    """Return one method of the effects that the job uses, of those that write it, in order."""
+    known: dict[object, tuple[Callable[Arguments, Result], ...]] | None = job.__dict__.get("effects_by_method")
+    if known is None:
+        known = job.__dict__["effects_by_method"] = _methods(effects_in_use(job))
+    if method not in known:
+        name = method.__name__
+        writers = (effect for effect in effects_in_use(job) if getattr(type(effect), name) is not method)
+        known[method] = tuple(getattr(effect, name) for effect in writers)
+    return known[method]
+
+
+@cache
+def _methods(effects: tuple[Effect, ...]) -> dict[object, tuple[Callable[..., Any], ...]]:
+    """Return where jobs with the same effects keep which of them write a method."""
+    return {}
+
+
 def optimizer_on_device(job: Job) -> float:
     """Return the share of the optimizer's states that is on the device."""
-    share = 1.0
-    for effect in effects_of(job):
-        share = share * effect.optimizer_on_device(job)
-    return share
+    return math.prod(effect(job) for effect in effects_of(job, Effect.optimizer_on_device))
 
 
 def shards_on_device(job: Job) -> bool:
     """Whether parameters that rest in shards rest on the device."""
-    return all(effect.shards_on_device(job) for effect in effects_of(job))
+    return all(effect(job) for effect in effects_of(job, Effect.shards_on_device))
 
 
 def trains_all(job: Job) -> bool:
     """Whether all parameters of the decoder have gradients."""
-    return all(effect.trains_all(job) for effect in effects_of(job))
+    return all(effect(job) for effect in effects_of(job, Effect.trains_all))
 
 
 def trains_head(job: Job) -> bool:
     """Whether the head's weight has a gradient."""
-    return all(effect.trains_head(job) for effect in effects_of(job))
+    return all(effect(job) for effect in effects_of(job, Effect.trains_head))

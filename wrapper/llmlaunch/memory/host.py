@@ -16,7 +16,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.batch_masks import loads_batches
-from llmlaunch.memory.effects import HostBytes, effects_of, optimizer_on_device
+from llmlaunch.memory.effects import Effect, HostBytes, effects_in_use, effects_of, optimizer_on_device
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import saved_by_heads
 from llmlaunch.memory.peak import rank_terms
@@ -49,8 +49,8 @@ def host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatCo
 def transient_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
     """Return the terms that follow from the micro-batch and from recomputed or offloaded activations."""
     terms = {"offloaded_activations": _activations(job, rows, node)}
-    for effect in effects_of(job):
-        terms |= {term: _bytes(held, node) for term, held in effect.on_host(job, rows).items()}
+    for effect in effects_of(job, Effect.on_host):
+        terms |= {term: _bytes(held, node) for term, held in effect(job, rows).items()}
     if not node.resident:
         terms["data_loader"] = _data_loader(job, rows)
     return {name: np.rint(column) for name, column in terms.items()}
@@ -59,7 +59,7 @@ def transient_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[st
 def state_host_terms(job: Job, rows: RankColumns, node: HostNode) -> dict[str, FloatColumn]:
     """Return the terms that follow from the split and from sharded or offloaded states. Where devices are processes,
     the device's bytes come on top."""
-    held = {term: held for effect in effects_of(job) for term, held in effect.states_on_host(job, rows).items()}
+    held = {term: held for effect in effects_of(job, Effect.states_on_host) for term, held in effect(job, rows).items()}
     terms = {term: _bytes(each, node) for term, each in held.items()}
     if not node.resident:
         terms["processes"] = np.full(len(rows), job.facts.host.process_bytes)
@@ -95,7 +95,7 @@ def _state_parameters(job: Job, rows: RankColumns, from_stage: int) -> FloatColu
 
 def _activations(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     """Return what the device would save without offload, less what it saves with offload."""
-    moving = [effect for effect in effects_of(job) if effect.moves(job, rows.layouts)]
+    moving = [effect for effect in effects_in_use(job) if effect.moves(job, rows.layouts)]
     if not moving:
         return np.zeros(len(rows))
     here, layouts = job, rows.layouts

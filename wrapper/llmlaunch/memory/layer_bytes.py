@@ -8,7 +8,7 @@ from llmlaunch.layers.block import Saved
 from llmlaunch.layers.columns import SPLIT_FIELDS_OF_A_LAYER, LayerColumns
 from llmlaunch.layers.layer import Branch
 from llmlaunch.layers.model import model_of
-from llmlaunch.memory.effects import effects_of
+from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns, once_for_rows
 from llmlaunch.memory.priced_layers import PricedLayers, job_columns
 
@@ -41,6 +41,6 @@ def _whole_layers(job: Job, rows: RankColumns) -> PricedLayers:
 def _saved(job: Job, branch: Branch, c: LayerColumns) -> dict[str, Saved]:
     """Return what a branch saves."""
     tensors = branch.saved(c)
-    for effect in effects_of(job):
-        tensors = effect.saved(c, branch, tensors)
+    for effect in effects_of(job, Effect.saved):
+        tensors = effect(c, branch, tensors)
     return tensors

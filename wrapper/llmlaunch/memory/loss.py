@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.columns import Size
 from llmlaunch.memory.activations import kept_by_heads
-from llmlaunch.memory.effects import Column, effects_of, trains_all, trains_head
+from llmlaunch.memory.effects import Column, Effect, effects_of, trains_all, trains_head
 from llmlaunch.memory.heads import final_norm_rank, head_rank
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
@@ -118,8 +118,8 @@ def step_logits(job: Job, rows: RankColumns) -> FloatColumn:
 def logits_share(job: Job, rows: RankColumns) -> Size:
     """Return the share of the tokens whose logits exist at a time."""
     share: Size = 1.0
-    for effect in effects_of(job):
-        share = share * effect.logits_share(job, rows)
+    for effect in effects_of(job, Effect.logits_share):
+        share = share * effect(job, rows)
     return share
 
 
@@ -183,8 +183,8 @@ def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
         return _whole_layers(job, rows) + around
 
     kept: Column = lambda: kept_by_heads(job, rows) + around  # noqa: E731
-    for effect in effects_of(job):
-        kept = partial(effect.kept_by_head, job, rows, kept, whole)
+    for effect in effects_of(job, Effect.kept_by_head):
+        kept = partial(effect, job, rows, kept, whole)
     per_head = kept()
     copies = 1.0 if job.techniques.heads_before_loss else 2.0
     alive = np.where(holds_heads(job, rows), heads * per_head + copies * heads * hidden_bytes(job, rows), 0.0)

@@ -19,7 +19,7 @@ from llmlaunch.facts import MemoryFacts
 from llmlaunch.frozen import frozen
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer, returned_key_values
 from llmlaunch.memory.batch_masks import arriving_mask, kept_masks
-from llmlaunch.memory.effects import effects_of
+from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import (
     cached_logits,
@@ -63,34 +63,35 @@ class MomentTerms:
 
 def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
     """Return the transient terms. They read neither the ZeRO stage nor the facts of gradients and optimizer."""
-    facts, effects = job.facts, effects_of(job)
+    facts = job.facts
     heads, embedded, norm = saved_by_heads(job, rows), embedded_again(job, rows), final_norm(job, rows)
     activations = kept_activations(job, rows) + heads
     always = {"embedding": kept_embedding(job, rows) + embedded, **_trainer_terms(job, rows)}
-    beside = _joined(effect.beside_layer(job, rows) for effect in effects)
+    beside = _joined(effect(job, rows) for effect in effects_of(job, Effect.beside_layer))
     # a prediction head's layer is the first to run backward, before the norm of the decoder
     first = {"logits_and_loss": norm} if job.shape.mtp_num_layers else {}
-    read = _joined(effect.after_the_loss(job, rows) for effect in effects)
+    read = _joined(effect(job, rows) for effect in effects_of(job, Effect.after_the_loss))
     one_layer, waiting = layer_backward(job, rows), waiting_table(job, rows)
-    for effect in effects:
-        one_layer = effect.layer_backward(job, rows, one_layer)
+    for only in effects_of(job, Effect.layer_backward):
+        one_layer = only(job, rows, one_layer)
     backward = np.maximum(one_layer, one_layer + waiting - heads - embedded - sum(first.values()))
     gone = reduce(np.add, beside.values())
     tables = np.maximum(
-        embedding_backward(job, rows, activations - sum(effect.pooled(job, rows) for effect in effects)),
+        embedding_backward(
+            job, rows, activations - sum(effect(job, rows) for effect in effects_of(job, Effect.pooled))
+        ),
         tables_of_heads(job, rows) - heads / np.maximum(in_flight(job, rows).heads, 1.0),
     )
-    mixture = mixture_forward(job, rows)
-    for effect in effects:
-        mixture = mixture - effect.after_forward(beside, rows)
+    later = sum(effect(beside, rows) for effect in effects_of(job, Effect.after_forward))
+    mixture = mixture_forward(job, rows) - later
     layer = {**first, **read, "layer_backward": np.maximum(np.maximum(backward, mixture), tables - gone), **beside}
     whole = _Whole()
     alive = {**always, "activations": activations}
     newest = activations / np.maximum(in_flight(job, rows).depth, 1.0)
     every_logit = logits(job, rows)
-    at_worst = norm + every_logit + sum(effect.beside_logits(job, rows) for effect in effects)
+    at_worst = norm + every_logit + sum(effect(job, rows) for effect in effects_of(job, Effect.beside_logits))
     masks = arriving_mask(job, rows, newest + norm + every_logit)
-    at_the_loss = {**alive, **_joined(effect.at_the_loss(job, rows) for effect in effects), **masks}
+    at_the_loss = {**alive, **_joined(effect(job, rows) for effect in effects_of(job, Effect.at_the_loss)), **masks}
     alive.update(kept_masks(job, rows))
     free = [cached_logits(job, rows)] if facts.foreign.cached_logit_bytes else []
     free += [recorded_gathers(job, rows)] if facts.exchange.streams_recorded else []
@@ -108,12 +109,12 @@ def transient_terms(job: Job, rows: RankColumns) -> MomentTerms:
         moments.append({**always, **layer, **end})
     lasting = {
         **passing_buffers(job, rows),
-        **_joined(effect.lasting(job, rows) for effect in effects),
+        **_joined(effect(job, rows) for effect in effects_of(job, Effect.lasting)),
         "workspace": np.full(len(rows), facts.allocator.workspace_bytes + _grouped(job)),
     }
     every: Sequence[Moment] = [*moments, {}]
-    for effect in effects:
-        every = effect.at_moments(job, rows, every, backward + gone, tables)
+    for around in effects_of(job, Effect.at_moments):
+        every = around(job, rows, every, backward + gone, tables)
     return MomentTerms(whole(lasting), tuple(map(whole, every)))
 
 
@@ -136,7 +137,7 @@ def state_terms(job: Job, rows: RankColumns, state: States) -> MomentTerms:
         "parameters": state.parameters,
         "weight_copies": state.weight_copies,
         "optimizer_states": state.optimizer,
-        **_joined(effect.lasting_states(job, rows) for effect in effects_of(job)),
+        **_joined(effect(job, rows) for effect in effects_of(job, Effect.lasting_states)),
         "weight_gradient_stubs": weight_gradient_stubs(job, rows),
     }
     whole = _Whole()
@@ -173,7 +174,7 @@ def _gradients_come_and_go(facts: MemoryFacts) -> bool:
 
 def _trainer_terms(job: Job, rows: RankColumns) -> Moment:
     """Return terms of the forward and backward pass that few jobs have."""
-    terms = _joined(effect.in_passes(job, rows) for effect in effects_of(job))
+    terms = _joined(effect(job, rows) for effect in effects_of(job, Effect.in_passes))
     if job.shape.vision is not None:
         terms["encoder_activations"] = encoder_activations(job, rows)
     if job.facts.foreign.key_values_returned:

@@ -17,7 +17,7 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import cut_parameters
-from llmlaunch.memory.effects import effects_of
+from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.exchange import exchange_buffers, exchange_connections
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
 from llmlaunch.memory.heads import head_rank
@@ -130,7 +130,9 @@ class TransientSums:
 def _cut(job: Job, rows: RankColumns) -> FloatColumn | None:
     allocator = job.facts.allocator
     if allocator.cut_checkpoints:
-        return np.rint(reduce(np.add, (effect.wasted(job, rows) for effect in effects_of(job)), np.zeros(len(rows))))
+        return np.rint(
+            reduce(np.add, (effect(job, rows) for effect in effects_of(job, Effect.wasted)), np.zeros(len(rows)))
+        )
     return np.rint(cut_parameters(job, rows)) if allocator.whole_segments else None
 
 

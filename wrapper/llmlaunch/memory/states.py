@@ -13,7 +13,7 @@ from llmlaunch.facts import ByStage, GradientLife
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
-from llmlaunch.memory.effects import effects_of, optimizer_on_device, shards_on_device, trains_all
+from llmlaunch.memory.effects import Effect, effects_of, optimizer_on_device, shards_on_device, trains_all
 from llmlaunch.memory.gathering import gathered_elements
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_wise import whole_matrices
@@ -96,8 +96,8 @@ def states(job: Job, rows: RankColumns) -> States:
         step = facts.step.matrix_step_bytes * matrices.largest
         padding = matrices.dense_padding + matrices.expert_padding
     largest_step = np.minimum(sharded, largest_parameter(job, rows))
-    for effect in effects_of(job):
-        step = effect.optimizer_step(job, step, largest_step)
+    for effect in effects_of(job, Effect.optimizer_step):
+        step = effect(job, step, largest_step)
     return States(
         parameters=_resting(job, rows, counts, dense_group, expert_group)
         + _gathered(job, rows, counts, dense_group, expert_group)
@@ -156,7 +156,7 @@ def _placed(
     experts = facts.states.parameter_bytes * trained.expert
     before = facts.states.parameter_bytes * trained.dense - facts.states.gradient_bytes * trained.expert
     parameters = trained.dense + trained.expert + sharded
-    beside = sum(effect.before_the_first_step(job, parameters) for effect in effects_of(job))
+    beside = sum(effect(job, parameters) for effect in effects_of(job, Effect.before_the_first_step))
     return np.where(stage >= 1, whole + lasting + np.maximum(np.maximum(experts, before) / chunks, beside), 0.0)
 
 
@@ -228,8 +228,8 @@ def _saved_by_matrices(
         shards = np.where(rows.layouts.zero_stage >= 1, whole.dense / dense + whole.expert / expert, whole.updated)
         return every * shards - (every - fewer) * whole.updated
     weights, experts = _narrow_weights(job, rows)
-    for effect in effects_of(job):
-        weights, experts = effect.trained_matrices(job, rows, (trained.dense, trained.expert), (weights, experts))
+    for effect in effects_of(job, Effect.trained_matrices):
+        weights, experts = effect(job, rows, (trained.dense, trained.expert), (weights, experts))
     sharded = rows.layouts.zero_stage >= 1
     matrices: FloatColumn = weights / np.where(sharded, dense, 1.0) + experts / np.where(sharded, expert, 1.0)
     return fewer * matrices
@@ -272,7 +272,7 @@ def _gathered(
     if facts.states.full_sharding is not None:
         return np.zeros(len(rows))
     on_host = not shards_on_device(job)
-    dense = counts.dense - sum(effect.unread_parameters(job, rows) for effect in effects_of(job))
+    dense = counts.dense - sum(effect(job, rows) for effect in effects_of(job, Effect.unread_parameters))
 
     def arriving(dense: FloatColumn, expert: FloatColumn, copied: bool) -> FloatColumn:
         return dense * ((dense_group > 1) | copied) + expert * ((expert_group > 1) | copied)

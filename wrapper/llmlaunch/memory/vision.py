@@ -15,7 +15,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.block import FP32_BYTES
 from llmlaunch.layers.encoder import Encoder, encoder_of
-from llmlaunch.memory.effects import effects_of
+from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.priced_layers import job_columns
 from llmlaunch.memory.schedule import in_flight
@@ -68,8 +68,8 @@ def _saved_by_layers(job: Job, rows: RankColumns, encoder: Encoder) -> FloatColu
     """Return what all layers save for each patch."""
     of_block = encoder.saved_by_layer(job_columns(job, rows.layouts))
     kept = np.asarray(encoder.vision.depth * of_block)
-    for effect in effects_of(job):
-        kept = effect.kept_by_encoder(job, rows, encoder.vision, of_block, kept)
+    for effect in effects_of(job, Effect.kept_by_encoder):
+        kept = effect(job, rows, encoder.vision, of_block, kept)
     return kept
 
 
@@ -89,8 +89,8 @@ def encoder_backward(job: Job, rows: RankColumns) -> FloatColumn:
     gradients = gradients + e * vision.projectors * job.shape.hidden_size / vision.merge_size**2
     if not vision.frozen:
         of_block = encoder.saved_by_layer(job_columns(job, rows.layouts))
-        for effect in effects_of(job):
-            gradients = gradients + effect.encoded_again(job, rows, vision, of_block)
+        for effect in effects_of(job, Effect.encoded_again):
+            gradients = gradients + effect(job, rows, vision, of_block)
     return np.where(rows.first, _patches(rows, vision) * gradients, 0.0)
 
 

@@ -20,7 +20,7 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import Matrix
 from llmlaunch.layers.model import model_of, norm_parameters, stream_contraction
-from llmlaunch.memory.effects import effects_of, trains_all
+from llmlaunch.memory.effects import Effect, effects_of, trains_all
 from llmlaunch.memory.heads import final_norm_rank, head_rank
 from llmlaunch.memory.job import Job, RankColumns, once_for_rows
 from llmlaunch.memory.layer_bytes import layers_of
@@ -214,16 +214,16 @@ def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> R
     dense, expert = counts.dense, counts.expert
     if job.shape.vision is not None and trains_all(job):
         dense = dense - (rank_encoder(job, rows) - rank_encoder(job, rows, trained=True))
-    for effect in effects_of(job):
-        dense, expert = effect.trained_parameters(job, rows, dense, expert)
+    for effect in effects_of(job, Effect.trained_parameters):
+        dense, expert = effect(job, rows, dense, expert)
     return replace(counts, dense=dense, expert=expert)
 
 
 def added_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """Return the (dense, expert) parameters on a device that techniques add to those of the model."""
     dense, expert = np.zeros(len(rows)), np.zeros(len(rows))
-    for effect in effects_of(job):
-        more = effect.added_parameters(job, rows)
+    for effect in effects_of(job, Effect.added_parameters):
+        more = effect(job, rows)
         if more is not None:
             dense, expert = dense + more[0], expert + more[1]
     return dense, expert

@@ -10,7 +10,7 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.model import model_of
 from llmlaunch.memory.activations import kept_by_kind
-from llmlaunch.memory.effects import effects_of, trains_head
+from llmlaunch.memory.effects import Effect, effects_of, trains_head
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, once_for_rows
 from llmlaunch.memory.layer_bytes import layers_of
@@ -113,8 +113,8 @@ def weight_gradient_stubs(job: Job, rows: RankColumns) -> FloatColumn:
     if not (job.facts.layer.weight_gradient_fused and job.facts.layer.weight_gradient_stubs):
         return np.zeros(len(rows))
     elements = distinct_matrices(job, rows) + projection(job, rows)
-    for effect in effects_of(job):
-        elements = effect.stubs(job, rows, elements)
+    for effect in effects_of(job, Effect.stubs):
+        elements = effect(job, rows, elements)
     return job.facts.states.parameter_bytes * elements
 
 

@@ -245,7 +245,7 @@ def host_link_bytes_per_second(cluster: Cluster) -> float:
 def moves_activations(job: Job, layouts: LayoutColumns) -> bool:
     """Whether any layout's activations wait in host memory."""
     techniques = job.techniques
-    always = offloads_modules(job, layouts) or techniques.offload_checkpoints or techniques.swapped_share
+    always = offloads_modules(techniques, layouts) or techniques.offload_checkpoints or techniques.swapped_share
     return bool(always) or spilled_share(job) > 0 or bool(np.any(layouts.offload_layers))
 
 

@@ -17,6 +17,7 @@ from llmlaunch.memory.activations import kept_by_layer, of_all_layers, on_device
 from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.priced_layers import Gone, by_module
+from llmlaunch.techniques import Techniques
 
 __all__ = ["OffloadEffect", "offloads_modules", "without_offloaded_modules"]
 
@@ -26,11 +27,13 @@ class OffloadEffect(Effect):
 
     def gone(self, c: LayerColumns, tensors: Tensors) -> Gone:
         """The tensors of offloaded modules."""
+        if not offloads_modules(c.techniques, c.layouts):
+            return {}
         return by_module(tensors, lambda tensor: tensor.moved_by, c.offloads)
 
     def gone_share(self, job: Job, layouts: LayoutColumns) -> float:
         """The first layers of each chunk may be a share of them."""
-        return job.techniques.offload_fraction if offloads_modules(job, layouts) else 1.0
+        return job.techniques.offload_fraction if offloads_modules(job.techniques, layouts) else 1.0
 
     def on_device(
         self, job: Job, rows: RankColumns, saved_bytes: FloatColumn, of_groups: Sequence[FloatColumn]
@@ -45,7 +48,7 @@ class OffloadEffect(Effect):
         """What stays of offloaded modules: their last group, so that its backward pass need not wait
         (fine_grained_activation_offload.py post_warmup_callback, core 0.19): one layer's, one micro-batch's, where a
         rank keeps any."""
-        if not offloads_modules(job, rows.layouts):
+        if not offloads_modules(job.techniques, rows.layouts):
             return 0.0
         sizes = _moved_by_layer(job, rows)
         return np.minimum(rows.most_of(sizes), on_device(job, rows, of_all_layers(job, rows, sizes), sizes))
@@ -53,7 +56,9 @@ class OffloadEffect(Effect):
     def moves(self, job: Job, layouts: LayoutColumns) -> bool:
         """Any of the three may."""
         return bool(
-            job.techniques.offload_checkpoints or offloads_modules(job, layouts) or np.any(layouts.offload_layers)
+            job.techniques.offload_checkpoints
+            or offloads_modules(job.techniques, layouts)
+            or np.any(layouts.offload_layers)
         )
 
     def without_moves(self, job: Job, layouts: LayoutColumns) -> tuple[Job, LayoutColumns]:
@@ -65,10 +70,10 @@ class OffloadEffect(Effect):
         return here, replace(layouts, offload_layers=np.zeros_like(layouts.offload_layers))
 
 
-def offloads_modules(job: Job, layouts: LayoutColumns) -> bool:
+def offloads_modules(techniques: Techniques, layouts: LayoutColumns) -> bool:
     """Whether the activations of any module of any layout wait in host memory."""
     if layouts.modules is None:
-        return bool(job.techniques.offload_modules)
+        return bool(techniques.offload_modules)
     return any(modules.offload for modules in layouts.module_sets)
 
 
