@@ -38,7 +38,7 @@ from llmlaunch.memory.loss import (
 )
 from llmlaunch.memory.techniques.adapters import adapter_parameters
 from llmlaunch.memory.techniques.recompute import recomputed_layer
-from llmlaunch.memory.techniques.swapped_share import swapped_by_layer
+from llmlaunch.memory.techniques.swap import swapped_by_layer
 from llmlaunch.memory.workspace import (
     head_backward,
     layer_backward,

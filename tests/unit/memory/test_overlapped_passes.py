@@ -18,7 +18,7 @@ from llmlaunch.memory.constants import constant
 from llmlaunch.memory.effects import Effect, effects_in_use
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
-from llmlaunch.memory.techniques.delayed_gradients import DelayedGradientsEffect
+from llmlaunch.memory.techniques.delayed_weight_gradients import DelayedWeightGradientsEffect
 from llmlaunch.memory.techniques.expert_overlap import ExpertOverlapEffect
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -57,7 +57,7 @@ def left_over(job: Job, rows: RankColumns) -> Terms:
 
 
 def delayed_weight_gradients(job: Job, rows: RankColumns) -> Terms:
-    return effect_in_use(job, DelayedGradientsEffect).beside_layer(job, rows)
+    return effect_in_use(job, DelayedWeightGradientsEffect).beside_layer(job, rows)
 
 
 def value(

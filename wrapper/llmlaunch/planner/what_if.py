@@ -11,7 +11,7 @@ from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job, candidate_ranks
-from llmlaunch.memory.techniques.swapped_share import swapped_by_layer
+from llmlaunch.memory.techniques.swap import swapped_by_layer
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import WhatIf
 from llmlaunch.planner.setting import Setting, node_of

@@ -23,7 +23,7 @@ from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.job import Job, without_layers
 from llmlaunch.memory.techniques.offload import offloads_modules, without_offloaded_modules
 from llmlaunch.memory.techniques.paged_stash import equal_share
-from llmlaunch.memory.techniques.swapped_share import swapped_by_layer
+from llmlaunch.memory.techniques.swap import swapped_by_layer
 from llmlaunch.memory.tokens import layer_input
 from llmlaunch.timing.constants import constant
 

@@ -15,10 +15,10 @@ from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.techniques.expert_overlap import permuted_tokens
 from llmlaunch.memory.tokens import hidden_bytes
 
-__all__ = ["DelayedGradientsEffect"]
+__all__ = ["DelayedWeightGradientsEffect"]
 
 
-class DelayedGradientsEffect(Effect):
+class DelayedWeightGradientsEffect(Effect):
     """What weight gradients are made of waits for their pass."""
 
     def on(self, job: Job) -> bool:
