@@ -19,6 +19,7 @@ from llmlaunch.families.registry import all_families, family_names
 from llmlaunch.frameworks.base import Requirement
 from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
+from llmlaunch.frameworks.deepspeed import number_formats as deepspeed_numbers
 from llmlaunch.frameworks.deepspeed import rules as deepspeed_rules
 from llmlaunch.frameworks.deepspeed import scripts as deepspeed_scripts
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
@@ -82,7 +83,7 @@ DEEPSPEED_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (
         *deepspeed_techniques.REQUIREMENTS,
         *deepspeed_techniques.TECHNIQUE_RULES,
-        *deepspeed_techniques.WIDE_GRADIENT_RULES,
+        *deepspeed_numbers.FORMAT_RULES,
     ),
 )
 

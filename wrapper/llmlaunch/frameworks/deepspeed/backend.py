@@ -40,11 +40,12 @@ from llmlaunch.frameworks.deepspeed.facts import (
     script_facts,
 )
 from llmlaunch.frameworks.deepspeed.family_facts import shipped_facts, with_family
+from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32, number_rules
 from llmlaunch.frameworks.deepspeed.own_settings import with_own_settings
 from llmlaunch.frameworks.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.frameworks.deepspeed.stated_zero import setting_rules, stated_settings
-from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES, WIDE_GRADIENT_RULES, wide_gradients
+from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings, recorded_settings
 from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.frameworks.logs import any_script_lines, deepspeed_lines
@@ -68,8 +69,7 @@ class DeepSpeed:
         refuse_unmet(recipe, REQUIREMENTS, to_render=False)
         refuse_planned_settings(recipe)
         refuse_odd_settings(recipe)
-        wide = WIDE_GRADIENT_RULES if wide_gradients(recipe) else ()
-        return (*kind_of(recipe).rules, *TECHNIQUE_RULES, *wide, *setting_rules(recipe))
+        return (*kind_of(recipe).rules, *TECHNIQUE_RULES, *number_rules(recipe), *setting_rules(recipe))
 
     def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
         return unrendered(recipe, REQUIREMENTS)
@@ -200,7 +200,7 @@ def _options(recipe: Recipe) -> DeepSpeedOptions:
     leaving = recipe.techniques.offload_optimizer if recipe.cluster.accelerator.kind == "gpu" else 0.0
     return DeepSpeedOptions(
         precision=recipe.workload.precision,
-        accumulation="fp32" if wide_gradients(recipe) else None,
+        accumulation="fp32" if adds_up_in_fp32(recipe) else None,
         offload_optimizer=leaving == 1.0,
         fused_optimizer=_fused_optimizer(recipe),
         eager_attention=_eager_attention(recipe),

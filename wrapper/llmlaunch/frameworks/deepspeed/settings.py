@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from llmlaunch.command_lines.options import whole_or_none
+from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32
 from llmlaunch.frameworks.deepspeed.setting_row import (
     ABSENT,
     ANY,
@@ -41,7 +42,6 @@ from llmlaunch.frameworks.deepspeed.setting_subjects import (
     SETTING_SUBJECTS,
 )
 from llmlaunch.frameworks.deepspeed.subjects import flag_groups
-from llmlaunch.frameworks.deepspeed.techniques import wide_gradients
 from llmlaunch.frameworks.deepspeed.zero_table import ZERO_SETTINGS
 from llmlaunch.frameworks.flag_classes import FlagGroup
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
@@ -229,7 +229,7 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     DsConfigKey(
         "data_types.grad_accum_dtype",
         TEXT,
-        write=lambda recipe, layout: "fp32" if wide_gradients(recipe) else ABSENT,
+        write=lambda recipe, layout: "fp32" if adds_up_in_fp32(recipe) else ABSENT,
         planned=True,
         reads="training.gradient_dtype",
         read=_accumulated,

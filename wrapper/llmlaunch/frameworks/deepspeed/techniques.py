@@ -13,6 +13,7 @@ import numpy as np
 from llmlaunch.families.registry import family_named
 from llmlaunch.frameworks.argument import Argument, argument, optional
 from llmlaunch.frameworks.base import Requirement, implies, parts_fused_modules, pinned_least
+from llmlaunch.frameworks.deepspeed.number_formats import FORMAT_REQUIREMENTS
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
@@ -23,9 +24,7 @@ from llmlaunch.techniques.adapters import FUSED_MODULES, Adapters
 __all__ = [
     "REQUIREMENTS",
     "TECHNIQUE_RULES",
-    "WIDE_GRADIENT_RULES",
     "technique_arguments",
-    "wide_gradients",
 ]
 
 TRAINER = "llmlaunch/trainers/deepspeed/train.py"
@@ -298,13 +297,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         TRAINER,
         lambda r: r.techniques.expert_rank_capacity_factor is not None or r.techniques.paged_stash is not None,
     ),
-    Requirement(
-        "gradients-as-computed",
-        "training.gradient_dtype",
-        "gradients accumulate in the precision of the computation, or in fp32 with precision bf16",
-        "deepspeed/runtime/engine.py get_data_types, 0.19.8",
-        lambda r: r.training.gradient_dtype not in (None, r.workload.precision) and not wide_gradients(r),
-    ),
+    *FORMAT_REQUIREMENTS,
 )
 
 
@@ -328,30 +321,6 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "offload_parameters needs zero_stage 3 (DeepSpeed would silently ignore it below)",
         OFFLOAD,
         lambda s: implies(s.techniques.offload_parameters, np.equal(s.layouts.zero_stage, 3)),
-        of_techniques=True,
-    ),
-)
-
-
-def wide_gradients(recipe: Recipe) -> bool:
-    """Gradients of bf16 accumulate in fp32."""
-    return recipe.workload.precision == "bf16" and recipe.training.gradient_dtype == "fp32"
-
-
-# Of jobs that accumulate in fp32 alone.
-WIDE_GRADIENT_RULES: tuple[Rule, ...] = (
-    Rule(
-        "gradients-fp32-zero",
-        "gradient_dtype: fp32 needs zero_stage 1, 2 or 3",
-        "deepspeed/runtime/engine.py _do_optimizer_sanity_check, 0.19.8",
-        lambda s: np.greater(s.layouts.zero_stage, 0),
-        of_techniques=True,
-    ),
-    Rule(
-        "gradients-fp32-here",
-        "gradient_dtype: fp32 is not counted for optimizer states on the host: leave one of the two out",
-        "llmlaunch/frameworks/deepspeed/facts.py ENGINES",
-        lambda s: implies(s.techniques.offload_optimizer > 0, np.zeros(len(s.layouts), dtype=np.bool_)),
         of_techniques=True,
     ),
 )
