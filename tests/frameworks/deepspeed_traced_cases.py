@@ -81,6 +81,7 @@ def split(stage: int, **sizes: Any) -> Layout:
 
 
 PIECES = "layout={loss: tiled, mlp_chunks: 8}"
+BF16_STATES = "training.optimizer={main_parameters: bf16, first_moment: bf16, second_moment: bf16}"
 
 
 def two_layers(base: str) -> str:
@@ -94,6 +95,8 @@ CASES = (
     Case("ZeRO 3", split(3)),
     Case("ZeRO 2, one micro-batch of a few tokens", split(2), model=WIDE, length=256, microbatches=1),
     Case("ZeRO 1, gradients in fp32", split(1), ("training.gradient_dtype=fp32",)),
+    *(Case(f"ZeRO {stage}, states in bf16", split(stage), (BF16_STATES,)) for stage in (1, 2, 3)),
+    Case("ZeRO 3, states in bf16, gradients in fp32", split(3), (BF16_STATES, "training.gradient_dtype=fp32")),
     Case("ZeRO 2, optimizer on the host", split(2), ("layout={offload_optimizer: 1.0}",)),
     Case("ZeRO 3, all on the host", split(3), ("layout={offload_optimizer: 1.0, offload_parameters: true}",)),
     Case("ZeRO 2, LoRA", split(2), ("training.adapters={rank: 16}",)),

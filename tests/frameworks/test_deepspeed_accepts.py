@@ -32,12 +32,14 @@ pytestmark = pytest.mark.frameworks
 GPU, CPU = "llama2-7b-deepspeed", "quickstart"
 PRECISIONS = {GPU: ("bf16", "fp16", "fp32"), CPU: ("bf16", "fp32")}
 SPLITS = (Layout(data=1), Layout(data=2), Layout(data=8), Layout(tensor=2, data=4), Layout(context=4, data=2))
+BF16_STATES = "training.optimizer={main_parameters: bf16, first_moment: bf16, second_moment: bf16}"
 WAYS = (
     (Layout(data=8, zero_stage=3), "layout={offload_optimizer: 1.0, offload_parameters: true}"),
     (Layout(data=8, zero_stage=2), "layout={offload_optimizer: 1.0}"),
     (Layout(data=8, zero_stage=2), "layout={recompute: full, offload_checkpoints: true}"),
     (Layout(data=8, zero_stage=1), "training.gradient_dtype=fp32"),
     (Layout(data=8, zero_stage=3), "training.gradient_dtype=fp32"),
+    *((Layout(data=8, zero_stage=stage), BF16_STATES) for stage in (1, 2, 3)),
 )
 
 

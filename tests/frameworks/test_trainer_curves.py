@@ -6,9 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trainer_runner import Train, TrainerRun, TrainerRuns, case
+from trainer_runner import TINY, Train, TrainerRun, TrainerRuns, case
 
+from llmlaunch.assets import asset
+from llmlaunch.frameworks.checkpoints import checkpoint_bytes
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
+from llmlaunch.recipe.load import load_recipe
 
 pytestmark = pytest.mark.frameworks
 
@@ -18,6 +21,7 @@ LORA = "training.adapters={rank: 4}"
 LORA_FA = "training.adapters={rank: 4, frozen_down: true}"
 LAST = "training.trained_layers=1"
 BF16 = "training.precision=bf16"
+BF16_STATES = "training.optimizer={main_parameters: bf16, first_moment: bf16, second_moment: bf16}"
 
 # name -> how it is split, what the recipe says more
 SPLITS: dict[str, tuple[Layout, tuple[str, ...]]] = {
@@ -47,6 +51,10 @@ ADAPTED: dict[str, tuple[Layout, tuple[str, ...]]] = {
     "last layer": (Layout(micro_batch_size=8), (LAST,)),
     "last layer, zero 2": (Layout(data=2, micro_batch_size=4, zero_stage=2), (LAST,)),
     "bf16": (Layout(micro_batch_size=8, zero_stage=1), (BF16,)),
+    "bf16 states": (Layout(micro_batch_size=8, zero_stage=1), (BF16, BF16_STATES)),
+    "bf16 states, zero 1": (Layout(data=2, micro_batch_size=4, zero_stage=1), (BF16, BF16_STATES)),
+    "bf16 states, zero 2": (Layout(data=2, micro_batch_size=2, zero_stage=2), (BF16, BF16_STATES)),
+    "bf16 states, zero 3": (Layout(data=2, micro_batch_size=4, zero_stage=3), (BF16, BF16_STATES)),
     "bf16, tensor": (Layout(tensor=2, micro_batch_size=8, zero_stage=2), (BF16,)),
     "bf16, context": (Layout(context=2, micro_batch_size=8, zero_stage=3), (BF16,)),
 }
@@ -110,7 +118,9 @@ BACK: dict[str, tuple[Layout, tuple[str, ...]]] = {
     "tensor x data": (Layout(tensor=2, data=2, micro_batch_size=4, zero_stage=3), ()),
     "context": (Layout(context=2, micro_batch_size=8, zero_stage=1), ()),
     "lora": (Layout(data=2, micro_batch_size=4, zero_stage=3), (LORA,)),
+    "bf16 states": ADAPTED["bf16 states, zero 2"],
 }
+UNBROKEN = {"lora": "lora", "bf16 states": "bf16 states, zero 2"}  # other jobs are "one process", split
 
 
 @pytest.mark.parametrize("name", BACK)
@@ -118,7 +128,7 @@ def test_a_job_that_comes_back_goes_on_with_the_same_curve(
     runs: TrainerRuns, come_back: tuple[TrainerRuns, Path], name: str
 ) -> None:
     again = come_back[0][f"{name}, again"]
-    whole = runs["lora" if name == "lora" else "one process"]
+    whole = runs[UNBROKEN.get(name, "one process")]
     assert set(again.codes) == {0}, again.said[-3000:]
     assert "resumed after step 2" in again.said
     assert again.losses == pytest.approx(whole.losses[2:], rel=1e-5)
@@ -131,6 +141,13 @@ def test_every_file_of_a_checkpoint_is_made_sure_of(come_back: tuple[TrainerRuns
     written = {path.name for path in folder.rglob("*") if path.is_file()}
     assert written <= set(jobs[f"{name}, begun"].kept)
     assert len(written) >= 2
+
+
+def test_a_checkpoint_of_narrow_states_is_narrow(come_back: tuple[TrainerRuns, Path]) -> None:
+    _, place = come_back
+    written = sum(path.stat().st_size for path in (place / "saved" / "bf16-states" / "step-2").iterdir())
+    recipe = load_recipe(asset("recipes", "quickstart.yaml"), (*TINY, BF16, BF16_STATES))
+    assert written == pytest.approx(checkpoint_bytes(recipe), rel=0.06)  # its small file names parameters and options
 
 
 def test_adapters_are_saved_as_peft_reads_them(come_back: tuple[TrainerRuns, Path]) -> None:

@@ -245,7 +245,7 @@ def _engine_row(engine: Engine) -> list[str]:
     if engine.accumulation != "same":
         precision = f"bf16, gradients {engine.accumulation}"
     if engine.states != "fp32":
-        precision = f"bf16, states {engine.states}"
+        precision = f"{precision.replace(', fp16', '')}, states {engine.states}"
     if engine.offload:
         precision += ", optimizer offloaded"
     whole, sharded = engine.final

@@ -30,12 +30,13 @@ Moment = Literal["fp32", "bf16", "fp16", "fp8"]
 
 @section
 class OptimizerFormats:
-    """Formats of what the precision-aware optimizer keeps for each parameter."""
+    """Formats of what AdamW keeps for each parameter. A framework has some of them: its requirements say which."""
 
     main_parameters: str = key(
-        "Copy of the parameters it updates; fp32 takes 2 bytes beside bf16 parameters, the low ones",
+        "Copy of the parameters it updates: fp32 or fp16 on megatron-lm, where fp32 takes 2 bytes beside bf16 "
+        "parameters, the low ones; fp32 or bf16 on deepspeed",
         default="fp32",
-        written=Literal["fp32", "fp16"],
+        written=Literal["fp32", "bf16", "fp16"],
     )
     first_moment: str = key("Running mean of the gradients", default="fp32", written=Moment)
     second_moment: str = key("Running mean of their squares", default="fp32", written=Moment)

@@ -297,7 +297,7 @@ ALLGATHER, EXPERT_MODEL, PINNED = "layout.token_dispatcher=allgather", "model=mi
 FP32, WIDE_FP16 = "training.precision=fp32", ("training.precision=fp16", "training.gradient_dtype=fp32")
 ASYNC = ("training.async_save=true", "training.checkpoint_path=/ckpt", "training.save_interval=10")
 NEWEST = "training.non_persistent_save_interval=10"
-MUON = "training.optimizer=muon"
+MUON, BF16_MAIN = "training.optimizer=muon", "training.optimizer={main_parameters: bf16}"
 DEEPEP = "layout={token_dispatcher: flex, expert_rank_capacity_factor: 1.5}"
 FORMAT, FP32_MAIN = "training.checkpoint_format", "training.optimizer.main_parameters=fp32"
 
@@ -373,6 +373,11 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("fp8-device", BIG, [AMPERE, DELAYED_FP8]),
     ("fp8-device", BIG, [HOPPER, MXFP8]),
     ("fp4-device", BIG, [HOPPER, "training.fp4=nvfp4"]),
+    ("main-parameters-of-megatron", BIG, [BF16_MAIN]),
+    ("optimizer-formats-of-deepspeed", DEEPSPEED, [BF16_MAIN]),
+    ("optimizer-formats-of-deepspeed", DEEPSPEED, ["training.optimizer={first_moment: bf16, second_moment: bf16}"]),
+    ("optimizer-formats-of-deepspeed", DEEPSPEED, ["training.optimizer={main_parameters: fp16}", OWN]),
+    ("optimizer-formats-of-deepspeed", DEEPSPEED, [BF16_MAIN, OWN, "training.precision=fp16"]),
     (
         "fp8-parameters-and-remainders",
         BIG,

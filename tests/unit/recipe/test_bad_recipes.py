@@ -219,11 +219,11 @@ CONTRADICTIONS = [
     ("training.fp8_parameters: belongs to fp8", "training.fp8_parameters=true"),
     ("training.fp8: is for precision: bf16", "training.fp8=delayed", "training.precision=fp16"),
     ("training.optimizer: chooses formats beside half", "training.optimizer={}", "training.precision=fp32"),
+    ("training.optimizer: chooses formats beside half", "training.optimizer={}", "training.precision=fp32", DEEPSPEED),
     ("training.fp8: is a word of megatron-lm", "training.fp8=delayed", DEEPSPEED),
     ("training.fp8_parameters: is a word of megatron-lm", "training.fp8_parameters=true", DEEPSPEED),
-    ("training.optimizer: is a word of megatron-lm", "training.optimizer={}", DEEPSPEED),
     ("training.fp8: ", "training.fp8=fp8"),
-    ("training.optimizer.main_parameters: ", "training.optimizer={main_parameters: bf16}"),
+    ("training.optimizer.main_parameters: ", "training.optimizer={main_parameters: fp8}"),
     ("training.warmup_steps: 1000 of 1000 steps", "training.warmup_steps=1000"),
     ("training.minimum_learning_rate: is above the learning rate", "training.minimum_learning_rate=1.0"),
     (

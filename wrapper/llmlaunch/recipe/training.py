@@ -27,7 +27,6 @@ __all__ = [
     "AUTO_INTERVAL",
     "MOST_STEPS",
     "MOST_WARMUP_STEPS",
-    "OF_MEGATRON",
     "Evaluation",
     "Schedule",
     "Training",
@@ -43,7 +42,15 @@ AUTO_INTERVAL = 0  # steps between two saves that the planner has still to choos
 MOST_WARMUP_STEPS = 2000
 MUON = "muon"
 MUON_ELSEWHERE = "the shipped script trains with AdamW, and DeepSpeed's own Muon is not priced; remove it"
-OF_MEGATRON = ("checkpoint_format", "tensorboard", "fp8", "fp4", "optimizer", "fp8_parameters")
+# what a person writes instead where another framework trains; of `optimizer` that is Muon alone
+OF_MEGATRON: Mapping[str, str] = {
+    "checkpoint_format": "remove it",
+    "tensorboard": "write tracking.tensorboard",
+    "fp8": "remove it",
+    "fp4": "remove it",
+    "optimizer": MUON_ELSEWHERE,
+    "fp8_parameters": "remove it",
+}
 
 Problem = tuple[KeyPath, str]
 
@@ -147,8 +154,8 @@ class Training:
         "megatron-lm: linear layers multiply in 4 bits", default=None, written=Literal["nvfp4"] | None
     )
     optimizer: OptimizerFormats | str | None = key(
-        "megatron-lm: muon = Muon for the matrices of the blocks and AdamW for the rest; or formats of what the "
-        "precision-aware AdamW keeps, {} = all fp32; absent = the usual AdamW",
+        "Formats of what AdamW keeps, on megatron-lm by its precision-aware optimizer, {} = all fp32; or, on "
+        "megatron-lm, muon = Muon for the matrices of the blocks and AdamW for the rest; absent = the usual AdamW",
         default=None,
         written=lambda: name_or_mapping(Literal["muon"], OptimizerFormats),
     )
@@ -284,19 +291,23 @@ def training_problems(training: Training, techniques: Techniques, model: ModelSh
     """Yield every key under `training:`, techniques among them, that contradicts another one, the model or the backend.
     What a device or a layout cannot do is for the backend's requirements and rules."""
     if not FRAMEWORKS[backend].on_megatron_core:
-        for name in OF_MEGATRON:
-            if getattr(training, name):
-                instead = "write tracking.tensorboard" if name == "tensorboard" else "remove it"
-                instead = MUON_ELSEWHERE if name == "optimizer" and training.muon else instead
+        for name, instead in OF_MEGATRON.items():
+            if getattr(training, MUON if name == "optimizer" else name):
                 yield ("training", name), f"is a word of megatron-lm; {instead} for backend: {backend}"
     else:
-        yield from _number_problems(training)
+        yield from _narrow_problems(training)
+    if training.optimizer not in (None, MUON) and training.precision == "fp32":
+        yield (
+            ("training", "optimizer"),
+            "chooses formats beside half parameters; with precision: fp32 the parameters are their own main copy; "
+            "remove it, or write precision: bf16",
+        )
     yield from _schedule_problems(training, backend)
     yield from _trained_layers_problems(training, techniques, model)
     yield from _adapters_problems(techniques.adapters, model)
 
 
-def _number_problems(training: Training) -> Iterator[Problem]:
+def _narrow_problems(training: Training) -> Iterator[Problem]:
     if training.fp8 is not None and training.fp4 is not None:
         yield ("training", "fp4"), "linear layers multiply in one format; remove fp4 or fp8"
     if training.fp8_parameters and training.fp8 is None:
@@ -304,12 +315,6 @@ def _number_problems(training: Training) -> Iterator[Problem]:
     for name in ("fp8", "fp4"):
         if getattr(training, name) is not None and training.precision != "bf16":
             yield ("training", name), f"is for precision: bf16, which all else computes in, not {training.precision}"
-    if training.optimizer not in (None, MUON) and training.precision == "fp32":
-        yield (
-            ("training", "optimizer"),
-            "chooses formats beside half parameters; with precision: fp32 the parameters are their own main copy; "
-            "remove it, or write precision: bf16",
-        )
 
 
 def _schedule_problems(training: Training, backend: str) -> Iterator[Problem]:

@@ -75,6 +75,10 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...], Layout, dict[str, object], str]]
         *(GPU, ("training.gradient_dtype=fp32", "training.gradient_clipping=0.5"), ZERO_3),
         *({"data_types.grad_accum_dtype": "fp32", "gradient_clipping": 0.5}, ""),
     ),
+    "optimizer states in bf16": (
+        *(GPU, ("training.optimizer={main_parameters: bf16, first_moment: bf16, second_moment: bf16}",), ZERO_3),
+        *({"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True}, ""),
+    ),
     # without a mesh of its own DeepSpeed would check the total over all ranks, tensor parallel ones too
     "tensor parallelism is AutoTP with whole logits, and the batch without its total": (
         *(GPU, (), Layout(tensor=4, data=4, micro_batch_size=2, zero_stage=3)),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -52,6 +52,7 @@ OVERRIDES = (
     "training.precision=bf16",
     "training.precision=fp16",
     "training.gradient_dtype=fp32",
+    "training.optimizer={main_parameters: bf16, first_moment: bf16, second_moment: bf16}",
     "layout={offload_optimizer: 0.5, offload_parameters: true}",
     "layout={recompute: full, offload_checkpoints: true}",
     "tracking={wandb: {project: ours, entity: team}, tensorboard: /tb}",
@@ -111,6 +112,8 @@ def stated(recipe: Recipe, layout: Layout, key: str) -> Any:
         return RECOMPUTE_NAMES[layout.recompute] if name == "recompute" else getattr(layout, name)
     if name in ("precision", "global_batch_size"):
         return getattr(recipe.workload, name)
+    if name == "optimizer":
+        return asdict(recipe.training.numbers.optimizer)
     return getattr(recipe.training, name)
 
 

@@ -20,10 +20,10 @@ from llmlaunch.memory.states import States, states
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import update_seconds
+from llmlaunch.workload import OptimizerFormats
 from support.changed_facts import changed
 
 BUCKET = 50_000_000
-NARROW = {"bf16": {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
 TWO_NODES = Layout(data=16, zero_stage=3)
 
 
@@ -46,6 +46,10 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 
 def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
     return replace(recipe, backend=replace(recipe.backend, ds_config=settings))
+
+
+def in_bf16(recipe: Recipe) -> Recipe:
+    return replace(recipe, training=replace(recipe.training, optimizer=OptimizerFormats("bf16", "bf16", "bf16")))
 
 
 def zero(recipe: Recipe, **settings: Any) -> Recipe:
@@ -128,7 +132,7 @@ def test_a_second_shard_of_all_ranks_spares_nothing(recipe: Recipe) -> None:
 def test_narrow_optimizer_states_take_two_bytes_each(recipe: Recipe, stage: int, least: float) -> None:
     """Master weights and two moments, beside parameters and, in ZeRO 3, their gradients."""
     quiet = {"stage3_prefetch_bucket_size": 0, "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
-    own = with_settings(recipe, {**NARROW, "zero_optimization": quiet})
+    own = with_settings(in_bf16(recipe), {"zero_optimization": quiet})
     state = states_of(own, Layout(data=16, zero_stage=stage))
     without = replace(job_of(own), facts=changed(facts_of(own), gathering=None))
     gathered = 0.0
@@ -140,19 +144,12 @@ def test_narrow_optimizer_states_take_two_bytes_each(recipe: Recipe, stage: int,
     assert lasting / total == pytest.approx(least)
 
 
-def test_one_of_the_two_keys_alone_changes_no_states(recipe: Recipe) -> None:
-    own = with_settings(recipe, {"bf16": {"bf16_master_weights_and_grads": True}})
-    assert states_of(own).optimizer[0] == states_of(recipe).optimizer[0]
-
-
 def test_a_record_prices_the_settings_of_its_run(recipe: Recipe) -> None:
-    own = with_settings(
-        recipe, {**NARROW, "zero_optimization": {"stage3_max_reuse_distance": 7, "zero_hpz_partition_size": 8}}
-    )
+    own = zero(in_bf16(recipe), stage3_max_reuse_distance=7, zero_hpz_partition_size=8)
     implementation = DeepSpeed().render(own, TWO_NODES).measurement["implementation"]
     stated = stated_settings(own, BUCKET, 1_000_000_000)
     assert settings_of_record(implementation) == stated
-    assert stated.secondary_ranks == 8
+    assert (stated.secondary_ranks, stated.optimizer_states) == (8, "bf16")
 
 
 def test_a_record_that_says_nothing_has_deepspeeds_defaults() -> None:

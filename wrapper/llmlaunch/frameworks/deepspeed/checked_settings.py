@@ -11,8 +11,9 @@ from typing import Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_leaves
-from llmlaunch.frameworks.deepspeed.setting_row import MAPPING
-from llmlaunch.frameworks.deepspeed.settings import FORMS, PLANNED, SETTINGS
+from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, MAPPING
+from llmlaunch.frameworks.deepspeed.settings import FORMS, PLANNED, SETTINGS, settings_of
+from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import shortened
 
@@ -54,7 +55,8 @@ def refuse_odd_settings(recipe: Recipe) -> None:
 
 
 def refuse_planned_settings(recipe: Recipe) -> None:
-    """Raise UserError for a key that the recipe decides elsewhere, and for "auto" where nobody would fill it in."""
+    """Raise UserError for a key that the recipe decides elsewhere, for "auto" where nobody would fill it in, and for
+    what the job's DeepSpeed does not have."""
     for key, value in own_leaves(recipe):
         if key in PLANNED:
             raise UserError(
@@ -66,6 +68,19 @@ def refuse_planned_settings(recipe: Recipe) -> None:
                 "the value"
             )
         _refuse_another_version(recipe, key)
+    _refuse_later_formats(recipe)
+
+
+def _refuse_later_formats(recipe: Recipe) -> None:
+    """Raise UserError for formats of optimizer states that a later DeepSpeed than the job's has, where its version
+    is known."""
+    version = recipe.backend.runs_version
+    for row in settings_of("training.optimizer"):
+        if version is not None and row.is_after(version) and row.write(recipe, Layout()) is not ABSENT:
+            raise UserError(
+                f"{recipe.path}: {PLANNED[row.key]}: is rendered with {row.key}, which DeepSpeed {version} does not "
+                f"have (it came with {row.since}); remove it, or name another backend.version"
+            )
 
 
 def _refuse_another_version(recipe: Recipe, key: str) -> None:

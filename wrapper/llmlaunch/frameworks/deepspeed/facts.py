@@ -146,6 +146,8 @@ ENGINES: tuple[Engine, ...] = (
         *(_ZERO3, 3, "half", "same", False, (0, 10), 2, (0, 2), _NO, _NO, (0, 2), _S3, "counted", False, (0, 4)),
         states="bf16",
     ),
+    Engine(_ZERO, 2, "half", "fp32", False, (2, 6), 2, _NO, (0, 4), (0, 4), (0, 6), _S12, "counted", states="bf16"),
+    Engine(_ZERO3, 3, "half", "fp32", False, (0, 12), 2, (0, 4), _NO, _NO, (0, 6), _S3, "counted", states="bf16"),
     # the device's part where optimizer states are on the host: the step copies new parameters back in fp32 (1, 2)
     Engine(_ZERO, 1, "half", "same", True, (2, 0), 2, _NO, (2, 0), (2, 0), (0, 4), _S12, "read"),
     Engine(_ZERO, 1, "fp32", "same", True, (4, 0), 4, _NO, (4, 0), (4, 0), (0, 4), _S12, "read"),
@@ -228,7 +230,7 @@ def deepspeed_facts(options: DeepSpeedOptions = DeepSpeedOptions()) -> MemoryFac
             context_bytes=constant("context_bytes"),
             cut_checkpoints=not options.expandable_segments,
         ),
-        host=_host(ELEMENT_BYTES[options.precision]),
+        host=_host(ELEMENT_BYTES[options.precision], options.zero.optimizer_states),
     )
 
 
@@ -243,11 +245,12 @@ def _engines(options: DeepSpeedOptions) -> list[Engine]:
 
 
 def _states(options: DeepSpeedOptions, rows: list[Engine]) -> StateFacts:
-    """Return parameters and optimizer states; gradients come and go, as `_zero` says."""
+    """Return parameters and optimizer states; gradients come and go, as `_zero` says. The states are those of stage 2:
+    1 and 3 have the same, but where gradients add up in fp32 beside bf16 master weights, and no stage 1 is legal."""
     return StateFacts(
         parameter_bytes=ELEMENT_BYTES[options.precision],
         gradient_bytes=0.0,
-        optimizer_bytes=0.0 if rows[1].offload else float(rows[1].lasting[1]),
+        optimizer_bytes=0.0 if rows[2].offload else float(rows[2].lasting[1]),
         optimizer_bytes_unsharded=float(rows[0].lasting[0] - rows[0].parameters),
         placed_whole=not options.split_from_start,
         pad_vocabulary=False,
@@ -269,6 +272,7 @@ def _step(options: DeepSpeedOptions, rows: list[Engine]) -> StepFacts:
         gradient_norm_bytes=(0.0, FP64_BYTES, FP64_BYTES, 0.0) if whole_parameters else NONE,
         flat_bucket_bytes=BUCKET_ELEMENTS * width,  # engine.py buffered_allreduce_fallback, 0.19.8: not configurable
         flat_step=not options.expandable_segments,
+        state_element_bytes=ELEMENT_BYTES[options.zero.optimizer_states],
     )
 
 
@@ -347,7 +351,7 @@ def _eager_gradient_bytes(precision: str) -> float:
     return wide + (width if precision == "fp16" else wide) - width
 
 
-def _host(width: float) -> HostFacts:
+def _host(width: float, states: str) -> HostFacts:
     """Offloaded states of ZeRO 1 and 2: fp32 masters and gradients and a narrow copy of both, pinned, and unpinned
     moments; of ZeRO 3 only the gradients, fp32 and narrow, are pinned (zero/stage_1_and_2.py, stage3.py, 0.19). A
     checkpoint is written tensor by tensor, each copied to the host on its way (torch/serialization.py)."""
@@ -357,7 +361,7 @@ def _host(width: float) -> HostFacts:
         optimizer_pinned_bytes=(0.0, 8.0 + 2.0 * width, 8.0 + 2.0 * width, 4.0 + width),
         parameter_bytes=width,
         checkpoint_parameter_bytes=width,
-        checkpoint_state_bytes=4.0,
+        checkpoint_state_bytes=ELEMENT_BYTES[states],
     )
 
 

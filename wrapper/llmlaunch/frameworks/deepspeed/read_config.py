@@ -247,7 +247,9 @@ def read_split(config: DsConfig, draft: RecipeDraft) -> int:
 
 
 def read_rest(config: DsConfig, draft: RecipeDraft) -> None:
-    """Add gradients' format and offloaded checkpoints, and tell of sections that no estimate counts."""
+    """Add formats of gradients and optimizer states, and offloaded checkpoints, and tell of sections that no estimate
+    counts."""
+    read_rows(config, draft, settings_of("training.optimizer"))
     for row in settings_of("training.gradient_dtype"):
         value = config.value(row.key)
         read_rows(config, draft, (row,))

@@ -10,9 +10,6 @@ GATHERING = Subject("buckets, and what ZeRO 3 gathers", PRICED, "the estimate co
 SECOND_SHARD = Subject(
     "a second shard of the parameters", PRICED, "the estimate counts it, and that it is gathered within fewer ranks"
 )
-NARROW_STATES = Subject(
-    "narrow optimizer states", PRICED, "master weights and moments take 2 bytes each where both are set"
-)
 QUANTIZED_WEIGHTS = Subject(
     "quantized weights",
     UNKNOWN,
@@ -54,6 +51,6 @@ OPTIMIZERS = Subject("other optimizers", UNKNOWN, "the optimizer's memory is unk
 NARROW_MODEL = Subject("narrow model states", UNKNOWN, "model states in fp32 are priced", effect=LESS_OF_STATES)
 
 SETTING_SUBJECTS = (
-    *(GATHERING, SECOND_SHARD, NARROW_STATES, QUANTIZED_WEIGHTS, QUANTIZED_GRADIENTS, GROUPS, NO_GROUPS),
-    *(NOT_QUANTIZED, LOGS, SCHEDULE, LOSS_SCALE, ORDER, CHECKPOINTS, OPTIMIZERS, NARROW_MODEL),
+    *(GATHERING, SECOND_SHARD, QUANTIZED_WEIGHTS, QUANTIZED_GRADIENTS, GROUPS, NO_GROUPS, NOT_QUANTIZED, LOGS),
+    *(SCHEDULE, LOSS_SCALE, ORDER, CHECKPOINTS, OPTIMIZERS, NARROW_MODEL),
 )

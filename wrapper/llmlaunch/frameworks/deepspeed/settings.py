@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from llmlaunch.command_lines.options import whole_or_none
-from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32
+from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32, has_bf16_masters, optimizer_states
 from llmlaunch.frameworks.deepspeed.setting_row import (
     ABSENT,
     ANY,
@@ -35,13 +35,13 @@ from llmlaunch.frameworks.deepspeed.setting_subjects import (
     LOGS,
     LOSS_SCALE,
     NARROW_MODEL,
-    NARROW_STATES,
     OPTIMIZERS,
     ORDER,
     SCHEDULE,
     SETTING_SUBJECTS,
 )
 from llmlaunch.frameworks.deepspeed.subjects import flag_groups
+from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES
 from llmlaunch.frameworks.deepspeed.zero_table import ZERO_SETTINGS
 from llmlaunch.frameworks.flag_classes import FlagGroup
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
@@ -204,8 +204,24 @@ SETTINGS: tuple[DsConfigKey, ...] = (
         reads="training.precision",
         read=switched("fp16"),
     ),
-    DsConfigKey("bf16.bf16_master_weights_and_grads", subject=NARROW_STATES, since="0.18.3"),
-    DsConfigKey("bf16.bf16_optimizer_states", subject=NARROW_STATES, since="0.18.3"),
+    DsConfigKey(
+        "bf16.bf16_master_weights_and_grads",
+        SWITCH,
+        write=lambda recipe, layout: True if has_bf16_masters(recipe) else ABSENT,
+        planned=True,
+        reads="training.optimizer",
+        read=switched({"main_parameters": BF16_STATES}),
+        since="0.18.3",
+    ),
+    DsConfigKey(
+        "bf16.bf16_optimizer_states",
+        SWITCH,
+        write=lambda recipe, layout: True if optimizer_states(recipe) == BF16_STATES else ABSENT,
+        planned=True,
+        reads="training.optimizer",
+        read=switched({"first_moment": BF16_STATES, "second_moment": BF16_STATES}),
+        since="0.18.3",
+    ),
     DsConfigKey(
         "fp16.loss_scale",
         subject=LOSS_SCALE,

@@ -11,16 +11,16 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn
 from llmlaunch.facts import Gathering
+from llmlaunch.frameworks.deepspeed.number_formats import optimizer_states
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_number, own_setting
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS
-from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES, DEFAULT_GATHERING, FP32_STATES, ZeroSettings
+from llmlaunch.frameworks.deepspeed.zero_settings import DEFAULT_GATHERING, ZeroSettings
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["setting_rules", "stated_settings"]
 
 ZERO = "zero_optimization"
-NARROW_STATES = ("bf16_master_weights_and_grads", "bf16_optimizer_states")
 
 
 def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
@@ -40,7 +40,6 @@ def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
         if number is not None and row.prices != "live_elements":
             limits[row.prices] = number
     limits["sequential"] = own_setting(recipe, f"{ZERO}.stage3_allgather_sequential") is True
-    narrow = all(own_setting(recipe, f"bf16.{key}") is True for key in NARROW_STATES)
     return ZeroSettings(
         gathering=Gathering(**limits),
         sub_group_elements=own_number(recipe, f"{ZERO}.sub_group_size", 0) or None,
@@ -48,7 +47,7 @@ def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
         overlap_comm=_switch(recipe, "overlap_comm", recipe.cluster.accelerator.kind == "gpu"),
         contiguous_gradients=_switch(recipe, "contiguous_gradients", True),
         memory_efficient_linear=_switch(recipe, "memory_efficient_linear", True),
-        optimizer_states=BF16_STATES if narrow and recipe.workload.precision == "bf16" else FP32_STATES,
+        optimizer_states=optimizer_states(recipe),
     )
 
 
@@ -63,27 +62,6 @@ def setting_rules(recipe: Recipe) -> tuple[Rule, ...]:
                 f"zero_hpz_partition_size {ranks} must divide the number of devices",
                 "deepspeed/utils/groups.py _create_zero_param_parallel_group, 0.19.8",
                 lambda s: np.full(len(s.layouts), s.world_size % min(ranks, s.world_size) == 0),
-            )
-        )
-    master, states = (own_setting(recipe, f"bf16.{key}") is True for key in NARROW_STATES)
-    if master or states:
-        rules.append(
-            Rule(
-                "narrow-states-zero",
-                "bf16_master_weights_and_grads and bf16_optimizer_states need zero_stage 1, 2 or 3",
-                "deepspeed/runtime/config.py _do_error_check, 0.19.8",
-                lambda s: np.greater(s.layouts.zero_stage, 0),
-                of_techniques=True,
-            )
-        )
-    if master != states:
-        rules.append(
-            Rule(
-                "narrow-states-both",
-                "bf16_optimizer_states needs bf16_master_weights_and_grads, which without it needs offload_optimizer",
-                "deepspeed/runtime/base_optimizer.py _configure_master_weights, 0.19.8",
-                lambda s: np.full(len(s.layouts), master and s.techniques.offload_optimizer > 0),
-                of_techniques=True,
             )
         )
     return tuple(rules)

@@ -79,6 +79,13 @@ NUMBER_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: narrow(r, "nvfp4") and cannot_multiply(r),
     ),
     Requirement(
+        "main-parameters-of-megatron",
+        "training.optimizer.main_parameters",
+        "--main-params-dtype is fp32 or fp16; write one of these (backend: deepspeed has bf16)",
+        "megatron/training/arguments.py _add_experimental_args, core 0.19",
+        lambda r: r.training.numbers.optimizer is not None and r.training.numbers.optimizer.main_parameters == "bf16",
+    ),
+    Requirement(
         "fp8-parameters-and-remainders",
         "training.optimizer.main_parameters",
         "fp32 is kept as the 16 low bits of bf16 parameters, and with fp8_parameters there are none; write "
