@@ -253,6 +253,7 @@ class LayerFacts:
     stream_copy_bytes: float = 0.0  # of several residual streams: a copy in another type, from which they are mixed
     branch_gradients_apart: bool = True  # the gradient of a block's output is a tensor beside the residual stream's
     weight_gradient_fused: bool = False  # wgrad accumulates into the gradient buffer: no temporary of a matrix
+    mixer_fused: bool = False  # one kernel of a Mamba-2 mixer multiplies with its last matrix, too, and has its norm
     weight_gradient_stubs: bool = False  # then one stub for every distinct weight shape is kept for autograd
     mlp_chunks_recomputed: bool = False  # a chunked MLP keeps its input alone and computes each piece again
     travelling_checkpoints: float = 0.0  # layer inputs on the device while full recompute's others are on the host

@@ -89,6 +89,7 @@ BY_HAND = (
     "test_compressed_by_hand",
     "test_short_convolution",
     "test_multipliers",
+    "test_mixers",
     "test_kinds_by_hand",
     "test_vision_by_hand",
     "test_moments_by_hand",

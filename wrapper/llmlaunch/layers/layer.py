@@ -90,15 +90,12 @@ class Branch:
         def tags(name: str) -> tuple[str, ...]:
             return tuple(dict.fromkeys(each for block in self.blocks for each in getattr(block, name)))
 
-        own_inputs = sum(block.scaled_input for block in self.blocks)
-        outputs = own_inputs + (own_inputs < len(self.blocks))
         mask = float(self.hidden) if self.dropout else 0.0
         per_token = (facts.residual_bytes + facts.layer.norm_extra_bytes) * self.hidden + FP32_BYTES
-        output = c.tokens if facts.foreign.gathered_inputs_kept else c.stream_tokens
         tensors = {
             f"{role}_norm_input": Saved(c.stream_tokens * (per_token + mask), moved_by=tags("norm_moved_by")),
             f"{role}_norm_output": Saved(
-                outputs * output * facts.layer.linear_input_bytes * self.hidden,
+                self.inputs * self.norm_output(c),
                 freed_by=tags("norm_freed_by"),
                 moved_by=tags("norm_output_moved_by"),
                 read_by=tags("norm_read_by"),
@@ -107,6 +104,17 @@ class Branch:
         if self.post_norm:
             tensors[f"{role}_post_norm_input"] = Saved(c.stream_tokens * per_token)
         return tensors
+
+    @property
+    def inputs(self) -> int:
+        """Tensors that its blocks read: the norm's output, and one of each block that multiplies it by a constant."""
+        multiplied = sum(block.scaled_input for block in self.blocks)
+        return multiplied + (multiplied < len(self.blocks))
+
+    def norm_output(self, c: LayerColumns) -> FloatColumn:
+        """Return the bytes of what the norm puts out, as linear layers keep it."""
+        tokens = c.tokens if c.facts.foreign.gathered_inputs_kept else c.stream_tokens
+        return tokens * c.facts.layer.linear_input_bytes * self.hidden
 
     def _mixed_bytes(self, c: LayerColumns) -> FloatColumn:
         """The mixing of residual streams around one block saves all of them, what the block puts out, and the weights

@@ -3,7 +3,9 @@ the forward pass again in the backward pass."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -13,23 +15,31 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, stream_bytes
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
+from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules
 from llmlaunch.layers.work import BlockWork, ContextTraffic, recurrence
-from llmlaunch.models.mamba import CONV_KERNEL
+from llmlaunch.models.mamba import CONV_KERNEL, SCAN_CHUNK
 
-__all__ = ["MAMBA_CHUNK", "Mamba2"]
-
-MAMBA_CHUNK = 128.0  # tokens of a chunk of the scan (core/ssm/mamba_mixer.py, core 0.19)
+__all__ = ["Mamba2"]
 
 
 @frozen
 class Mamba2(Block):
-    """`heads` of `head_dim` columns, each with `state_size` states; `groups` of heads read and write them alike."""
+    """`heads` of `head_dim` columns, each with `state_size` states; `groups` of heads read and write them alike. The
+    convolution spans `kernel` tokens, the scan runs in chunks of `chunk`, and a `gated_norm` may stand behind the gate.
+    `scaled_output`: what it adds to the residual stream is multiplied."""
 
     hidden: int
     heads: int
     head_dim: int
     state_size: int
     groups: int
+    kernel: int = CONV_KERNEL
+    kernel_bias: bool = True
+    chunk: int = SCAN_CHUNK
+    gated_norm: bool = True
+    scaled: tuple[float, ...] = ()
+    scaled_input: bool = False
+    scaled_output: bool = False
     role = "mamba"
     norm_read_by = ("q_proj", "k_proj", "v_proj")
 
@@ -59,10 +69,26 @@ class Mamba2(Block):
 
     @cached_property
     def vectors(self) -> tuple[Vector, ...]:
-        """A convolution of each column with its bias, a decay, a skip and the bias of a step for each head, and the
-        weight of the norm (NemotronHMamba2Mixer; core/ssm/mamba_mixer.py, core 0.19)."""
-        columns = (CONV_KERNEL + 1) * self.convolved_width + 3 * self.heads + self.inner_width
-        return (Vector(float(columns), divided=True),)
+        """A convolution of each column, a decay, a skip and the bias of a step for each head, and perhaps the weight of
+        the norm (NemotronHMamba2Mixer, FalconH1Mixer; core/ssm/mamba_mixer.py, core 0.19)."""
+        return (Vector(float(sum(self._tensors)), divided=True),)
+
+    @property
+    def _tensors(self) -> tuple[int, ...]:
+        """The elements of each of these."""
+        biases = (self.convolved_width,) if self.kernel_bias else ()
+        norm = (self.inner_width,) if self.gated_norm else ()
+        return (self.kernel * self.convolved_width, *biases, *(self.heads,) * 3, *norm)
+
+    def modules(self, style: ModuleStyle) -> list[Module]:
+        """Return the first projection, inside the module that hands all other weights to the fused kernel, those of the
+        last projection, too: the forward passes of nn.Conv1d, of the norm and of out_proj never run
+        (FalconH1Mixer.forward and NemotronHMamba2Mixer.forward, transformers 5.23; external parameters of
+        deepspeed/runtime/zero/parameter_offload.py ZeROOrderedDict, 0.19.8)."""
+        first, last = (chain.from_iterable(linear_modules(matrix, style)) for matrix in self.matrices)
+        block, *inside = container(first)
+        others = (size // style.split.tensor for size in self._tensors)
+        return [replace(block, parameters=(*others, *(size for module in last for size in module.parameters))), *inside]
 
     def _groups(self, c: LayerColumns) -> FloatColumn:
         """Return the groups of heads on a device, in a sequence that context parallelism divides as it divides them:
@@ -74,7 +100,7 @@ class Mamba2(Block):
     def recurrent_flops(self) -> float:
         """Seven operations of a column's state, and the convolution (megatron/training/training.py
         num_floating_point_operations, core 0.19)."""
-        return 7.0 * self.inner_width * self.state_size + 2.0 * CONV_KERNEL * self.convolved_width
+        return 7.0 * self.inner_width * self.state_size + 2.0 * self.kernel * self.convolved_width
 
     def sequence_work(self, c: LayerColumns) -> BlockWork:
         """Convolution, scan in chunks and gated norm, counted from the kernels of mamba-ssm 2.3
@@ -82,13 +108,13 @@ class Mamba2(Block):
 
         Operations: within its chunk the products of each group, and half of what they weigh of each column; of the
         state the update and what is read (Dao and Gu 2024, section 6). Elements: by the convolution, by the kernels of
-        states and scan with the states between chunks, in fp32 before they are passed on, by the gate, and by the norm
+        states and scan with the states between chunks, in fp32 before they are passed on, by the gate, and by a norm
         behind it."""
-        inner, states = self.inner_width, self.inner_width * self.state_size / MAMBA_CHUNK
-        operations = 2.0 * MAMBA_CHUNK * self.groups * self.state_size + MAMBA_CHUNK * inner
-        operations += 4.0 * inner * self.state_size + 2.0 * CONV_KERNEL * self.convolved_width
-        products = 2.0 * 2.0 * self.groups * MAMBA_CHUNK
-        return recurrence(c, operations, 4.0 * self.convolved_width + 8.0 * inner + 6.0 * states + products)
+        inner, chunk, states = self.inner_width, float(self.chunk), self.inner_width * self.state_size / self.chunk
+        operations = 2.0 * chunk * self.groups * self.state_size + chunk * inner
+        operations += 4.0 * inner * self.state_size + 2.0 * self.kernel * self.convolved_width
+        products, gated = 2.0 * 2.0 * self.groups * chunk, 8.0 if self.gated_norm else 6.0
+        return recurrence(c, operations, 4.0 * self.convolved_width + gated * inner + 6.0 * states + products)
 
     def context_traffic(self, c: LayerColumns) -> ContextTraffic | None:
         """Return what is projected, and what the last projection reads."""
@@ -101,34 +127,55 @@ class Mamba2(Block):
         return 18.0, 45.0
 
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
-        """All columns of the first projection, what the scan puts out before and after the gate, the statistics of the
-        norm behind it, and the last projection's input (mamba_ssm/ops/triton/ssd_combined.py
+        """All columns of the first projection, what the scan puts out before the gate, the statistics of a norm behind
+        it, and what is read there: by that norm, which a kernel of its own makes, and by the last projection. Over
+        context ranks, heads are exchanged for sequence (mamba_ssm/ops/triton/ssd_combined.py
         MambaSplitConv1dScanCombinedFn and layernorm_gated.py LayerNormFn, mamba-ssm 2.3; core/ssm/mamba_mixer.py, core
-        0.19). Over context ranks, heads are exchanged for sequence."""
+        0.19). Where one kernel computes the norm and the last projection, too, their inputs are made again."""
         e, inner, heads = c.facts.layer.activation_bytes, self.inner_width / c.tensor, self.heads / c.tensor
-        columns = 2.0 * (inner + self._groups(c) * self.state_size) + heads
-        return {
+        columns, whole = 2.0 * (inner + self._groups(c) * self.state_size) + heads, c.facts.layer.mixer_fused
+        gated = 1.0 if self.gated_norm and not whole else 0.0
+        tensors = {
             "mamba_columns": Saved(c.tokens * e * columns),
-            "mamba_scan": Saved(c.tokens * 2.0 * e * inner),
-            "mamba_statistics": Saved(c.tokens * FP32_BYTES * self.groups / c.tensor),
-            "mamba_proj_input": Saved(c.tokens * c.facts.layer.linear_input_bytes * inner, read_by=("o_proj",)),
+            "mamba_scan": Saved(c.tokens * (1.0 + gated) * e * inner),
         }
+        if self.gated_norm:
+            tensors["mamba_statistics"] = Saved(c.tokens * FP32_BYTES * self.groups / c.tensor)
+        if not whole:
+            read = c.tokens * c.facts.layer.linear_input_bytes * inner
+            tensors["mamba_proj_input"] = Saved(read, read_by=("o_proj",))
+        return tensors
 
     def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
         """The convolved columns and their gradients, the gradients of all columns, of its output before and after the
         gate, steps and decays of each head in fp32, products of each group within a chunk; of the states between
         chunks, these and their gradients in fp32 and once more as they are multiplied (ssd_combined.py
-        _mamba_chunk_scan_combined_bwd and ssd_state_passing.py _state_passing_bwd, mamba-ssm 2.3). What the norm behind
+        _mamba_chunk_scan_combined_bwd and ssd_state_passing.py _state_passing_bwd, mamba-ssm 2.3). What a norm behind
         the scan and the last projection saved is freed by then. The gradient of its output is gone, too, and the
         residual stream's is the only one as wide."""
         e, inner, heads = c.facts.layer.activation_bytes, self.inner_width / c.tensor, self.heads / c.tensor
         groups = self._groups(c)
         convolved = inner + 2.0 * groups * self.state_size
-        states = inner * self.state_size / MAMBA_CHUNK
+        states = inner * self.state_size / self.chunk
         columns = e * (2.0 * convolved + (inner + convolved + heads) + 2.0 * inner)
-        chunks = (2.0 * FP32_BYTES + 2.0 * e) * states + FP32_BYTES * groups * MAMBA_CHUNK
-        alive = c.tokens * (columns + chunks + (2.0 * FP32_BYTES + e) * heads)
-        proj = own["mamba_proj_input"].bytes if "mamba_proj_input" in own else 0.0
-        scan = own["mamba_scan"].bytes / 2.0 + (own["mamba_statistics"].bytes + proj)
+        chunks = (2.0 * FP32_BYTES + 2.0 * e) * states + FP32_BYTES * groups * self.chunk
+        scan = chunks + (2.0 * FP32_BYTES + e) * heads
+        if c.facts.layer.mixer_fused:
+            return self._fused_backward(c, columns + e * inner, scan) - behind.later() - behind.last_layer
+        alive = c.tokens * (columns + scan)
+        gone = own["mamba_proj_input"].bytes if "mamba_proj_input" in own else 0.0
+        if self.gated_norm:
+            gone = own["mamba_scan"].bytes / 2.0 + (own["mamba_statistics"].bytes + gone)
         output = stream_bytes(c, self.hidden) if c.facts.layer.branch_gradients_apart else 0.0
-        return alive - scan - output - behind.later() - behind.last_layer
+        return alive - gone - output - behind.later() - behind.last_layer
+
+    def _fused_backward(self, c: LayerColumns, columns: Size, scan: Size) -> FloatColumn:
+        """Return what is alive in the kernel that multiplies with the last matrix, too: nothing saved is freed, the
+        gradient of its output stays, which is a tensor of its own where that is multiplied, and the input of the last
+        matrix is among the `columns`, made again. The gradient of that matrix is made when the `scan` has run backward
+        (MambaSplitConv1dScanCombinedFn.backward, mamba-ssm 2.3)."""
+        _, last = (matrix.elements_on_device(c) for matrix in self.matrices)
+        no_temporary = c.facts.layer.weight_gradient_fused or c.techniques.adapters is not None
+        gradient = 0.0 if no_temporary else c.facts.states.parameter_bytes * last
+        output = stream_bytes(c, self.hidden) if self.scaled_output else 0.0
+        return c.tokens * columns + np.maximum(c.tokens * scan, gradient) + output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -123,20 +123,22 @@ def stream_contraction(shape: ModelShape) -> int:
 @lru_cache(maxsize=256)
 def model_of(shape: ModelShape) -> Model:
     """Return the layers of a shape."""
-    layers = tuple(_layer(shape, mixer, mlp) for mixer, mlp in _decoder_parts(shape))
-    predicts = tuple(_layer(shape, mixer, mlp) for mixer, mlp in _prediction_parts(shape))
+    layers = tuple(_layer(shape, parts) for parts in _decoder_parts(shape))
+    predicts = tuple(_layer(shape, parts) for parts in _prediction_parts(shape))
     kinds = tuple(dict.fromkeys((*layers, *predicts)))
     return Model(kinds, tuple(map(kinds.index, layers)), tuple(map(kinds.index, predicts)))
 
 
-Parts = tuple[Block | None, Block | None]  # what a layer has in the places of attention and of the MLP
+Parts = tuple[tuple[Block, ...], ...]  # the blocks of each branch of a layer
 
 
 def _decoder_parts(shape: ModelShape) -> list[Parts]:
     if shape.mamba is not None:
         return [_lettered(shape, letter) for letter in shape.mamba.pattern]
     pattern = shape.moe.layer_pattern if shape.moe is not None else (0,) * shape.num_layers
-    return [(_mixer(shape, at), _mixture(shape) if mixture else _mlp(shape)) for at, mixture in enumerate(pattern)]
+    return [
+        ((_mixer(shape, at),), (_mixture(shape) if mixture else _mlp(shape),)) for at, mixture in enumerate(pattern)
+    ]
 
 
 def _prediction_parts(shape: ModelShape) -> Sequence[Parts]:
@@ -144,35 +146,34 @@ def _prediction_parts(shape: ModelShape) -> Sequence[Parts]:
         return ()
     if shape.mamba is not None:
         return [_lettered(shape, letter) for letter in shape.mamba.mtp_pattern or ""]
-    mixer, mlp = _decoder_parts(shape)[-1]
+    mixers, mlps = _decoder_parts(shape)[-1]
     # a layer for multi-token prediction pools nothing (Megatron-Bridge 067f987d, models/deepseek/deepseek_v4_bridge.py
     # _dsv4_compress_ratios)
-    return [(_pooled(shape, 0) if shape.compressed_attention is not None else mixer, mlp)]
+    return [((_pooled(shape, 0),) if shape.compressed_attention is not None else mixers, mlps)]
 
 
 def _lettered(shape: ModelShape, letter: str) -> Parts:
     """Return the one block of a layer by its letter (`models.mamba.PARTS`)."""
     if letter == "M":
-        return _mamba(shape), None
+        return ((_mamba(shape),),)
     if letter == "*":
-        return _attention(shape, full=False), None
-    return None, _mixture(shape) if letter == "E" else _mlp(shape)
+        return ((_attention(shape, full=False),),)
+    return ((_mixture(shape) if letter == "E" else _mlp(shape),),)
 
 
-def _layer(shape: ModelShape, mixer: Block | None, mlp: Block | None) -> Layer:
+def _layer(shape: ModelShape, parts: Parts) -> Layer:
     return Layer(
         tuple(
             Branch(
                 hidden=shape.hidden_size,
-                blocks=(block,),
+                blocks=blocks,
                 norm_parameters=norm_parameters(shape),
                 post_norm=shape.post_norms,
                 dropout=shape.hidden_dropout > 0,
                 streams=shape.residual_streams,
                 mixing_parameters=float(stream_mixing(shape)),
             )
-            for block in (mixer, mlp)
-            if block is not None
+            for blocks in parts
         )
     )
 
@@ -281,9 +282,27 @@ def _pooled(shape: ModelShape, ratio: int) -> PooledAttention:
 
 
 def _mamba(shape: ModelShape) -> Mamba2:
-    mamba = shape.mamba
+    mamba, constants = shape.mamba, shape.multipliers or Multipliers()
     assert mamba is not None
-    return Mamba2(shape.hidden_size, mamba.num_heads, mamba.head_dim, mamba.state_size, mamba.groups)
+    mixer = Mamba2(
+        hidden=shape.hidden_size,
+        heads=mamba.num_heads,
+        head_dim=mamba.head_dim,
+        state_size=mamba.state_size,
+        groups=mamba.groups,
+        kernel=mamba.convolution_kernel,
+        kernel_bias=mamba.convolution_bias,
+        chunk=mamba.chunk,
+        gated_norm=mamba.gated_norm,
+        scaled_input=constants.mamba_input is not None,
+        scaled_output=constants.mamba_output is not None,
+    )
+    scaled = _scaled(
+        (constants.mamba_input, shape.hidden_size),
+        (None if constants.mamba_parts is None else 1.0, mixer.projected_width),
+        (constants.mamba_output, shape.hidden_size),
+    )
+    return replace(mixer, scaled=scaled)
 
 
 def _mlp(shape: ModelShape) -> Mlp:

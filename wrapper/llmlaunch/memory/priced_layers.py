@@ -149,15 +149,17 @@ class PricedLayers:
         c, branches, own = self.columns, self.model.kinds[kind].branches, self.tensors[kind]
         sizes: list[Size] = []
         for place, branch in enumerate(branches):
-            behind = Behind(partial(self._freed_behind, branches, place), last_layer)
             sizes.append(branch.mixing_backward(c))
-            for block in branch.blocks:
+            beside: tuple[Block, ...] = ()  # blocks that have run backward
+            for block in reversed(branch.blocks):
+                behind = Behind(partial(self._freed_behind, branches, place, beside), last_layer)
                 sizes += [block.backward(c, own, behind), block.norm_backward(c)]
+                beside = (*beside, block)
         return reduce(np.maximum, sizes, c.zeros())
 
-    def _freed_behind(self, branches: Sequence[Branch], place: int) -> FloatColumn:
+    def _freed_behind(self, branches: Sequence[Branch], place: int, beside: tuple[Block, ...]) -> FloatColumn:
         """Return what later branches saved, and the norm behind this one: all that some module frees, and what norms
-        keep."""
+        keep; and what the blocks `beside` saved."""
         later = [
             tensor.bytes
             for branch in branches[place + 1 :]
@@ -166,7 +168,19 @@ class PricedLayers:
         ]
         own = self.branch_tensors[branches[place]]
         later += [tensor.bytes for name, tensor in own.items() if name.endswith("_post_norm_input")]
+        later += [self._freed_beside(branches[place], beside)] if beside else []
         return reduce(np.add, later, self.columns.zeros())
+
+    def _freed_beside(self, branch: Branch, beside: tuple[Block, ...]) -> FloatColumn:
+        """Return what some blocks of a branch kept on the device, and what each of them that multiplies its input kept
+        of that, less the gradient of the norm's output, which waits for that of the blocks before them."""
+        c = self.columns
+        names = {name for block in beside for name in block.saved(c)}
+        saved = {name: tensor for name, tensor in self.branch_tensors[branch].items() if name in names}
+        inputs = sum(block.scaled_input for block in beside) * branch.norm_output(c)
+        waiting = c.facts.layer.activation_bytes * c.stream_tokens * branch.hidden
+        away = by_module(saved, lambda tensor: tensor.moved_by, c.offloads)
+        return sum_without(c, saved, away) + inputs - waiting
 
     def forward(self) -> list[FloatColumn]:
         """Return what is alive in the forward pass of a layer of each kind beside all that is saved."""

@@ -12,12 +12,20 @@ from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.rundir.values import counted
 
-__all__ = ["CONV_KERNEL", "PARTS", "Mamba", "check_mamba"]
+__all__ = ["BUILT_BY_CORE", "CONV_KERNEL", "PARTS", "SCAN_CHUNK", "Mamba", "check_mamba"]
 
 # the letters of Megatron's --hybrid-layer-pattern and of nemotron_h's hybrid_override_pattern
 PARTS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "mixture"}
 
-CONV_KERNEL = 4  # tokens that the convolution spans; core 0.19 builds no other
+# tokens that the convolution spans, and those of a chunk of the scan (megatron/core/ssm/mamba_mixer.py, core 0.19)
+CONV_KERNEL, SCAN_CHUNK = 4, 128
+# Megatron core builds no other mixer. Digests and records name what differs from it.
+BUILT_BY_CORE: Mapping[str, object] = {
+    "convolution_kernel": CONV_KERNEL,
+    "convolution_bias": True,
+    "chunk": SCAN_CHUNK,
+    "gated_norm": True,
+}
 
 Size = Annotated[int, Field(ge=1, le=2**24)]
 Count = Annotated[int, Field(ge=1, le=2**16)]
@@ -37,6 +45,10 @@ class Mamba:
     head_dim: Size = key("Width of one of its heads", default=64)
     state_size: Size = key("Size of the state of each column of a head", default=128)
     groups: Count = key("Groups of heads that read and write their states alike", default=8)
+    convolution_kernel: int = key("Tokens that the convolution spans", default=CONV_KERNEL, ge=2, le=64)
+    convolution_bias: bool = key("The convolution has a bias", default=True)
+    chunk: int = key("Tokens of a chunk of the scan", default=SCAN_CHUNK, ge=1, le=2**16)
+    gated_norm: bool = key("A norm behind the gate of what the scan puts out", default=True)
     mtp_pattern: str | None = key(
         "The layers of a multi-token-prediction module, of which mtp_num_layers says the number",
         default=None,

@@ -19,6 +19,7 @@ from llmlaunch.frameworks.checkpoints import (
 )
 from llmlaunch.frameworks.registry import backend_for, recorded_name
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.models.mamba import BUILT_BY_CORE
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
 from llmlaunch.planner.plan import FewerNodes, Plan
 from llmlaunch.recipe.types import FT_LAUNCHER, Recipe
@@ -196,6 +197,10 @@ def _of_family(shape: ModelShape) -> dict[str, object]:
     """What few families have, only where this one has it: the format of measurements has no place for it, and what is
     in memory depends on it."""
     values = asdict(shape)
+    if shape.mamba is not None:
+        for name, value in BUILT_BY_CORE.items():
+            if values["mamba"][name] == value:
+                del values["mamba"][name]
     return {f.name: values[f.name] for f in fields(shape) if f.name in OF_FAMILIES and values[f.name] != f.default}
 
 

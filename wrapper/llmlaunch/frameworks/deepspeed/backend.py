@@ -56,6 +56,11 @@ from llmlaunch.trainers import TRAINER_MODULES
 
 __all__ = ["DeepSpeed"]
 
+MAMBA_KERNELS = (
+    "Mamba-2 mixers need the packages mamba-ssm and causal-conv1d in the job's image or environment: without them "
+    "Transformers computes in torch, slower and in several times the memory, which is not what is planned"
+)
+
 
 class DeepSpeed:
     """ds_config.json and a training script, DeepSpeed 0.19."""
@@ -155,11 +160,13 @@ def _loads_weights(recipe: Recipe) -> bool:
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:
-    """Return what a person should know of the script's evaluation."""
+    """Return what a person should know of the model's kernels and of the script's evaluation."""
+    kernels = () if recipe.model.mamba is None else (MAMBA_KERNELS,)
     evaluation = recipe.training.evaluation
     if evaluation is None or recipe.backend.script is None or recipe.backend.script_kind != "hugging-face":
-        return ()
+        return kernels
     return (
+        *kernels,
         "training.evaluation.iterations: Hugging Face's Trainer goes through all validation data each time; the time "
         f"is that of {counted(evaluation.iterations, 'batch')}",
     )

@@ -309,6 +309,8 @@ def _layer(options: DeepSpeedOptions) -> LayerFacts:
         # LlamaRMSNorm (modeling_llama.py, transformers 5.23): five fp32 tensors of pow, mean and rsqrt (traced)
         norm_backward_bytes=0.0 if options.liger else 5.0 * ELEMENT_BYTES["fp32"],
         branch_gradients_apart=False,
+        # mamba_split_conv1d_scan_combined (models/falcon_h1/modeling_falcon_h1.py FalconH1Mixer.forward, 5.23)
+        mixer_fused=True,
         mlp_chunks_recomputed=True,  # TiledMLP (deepspeed/runtime/sequence_parallel/ulysses_sp.py, 0.19.8)
         # the one kept for the first backward and the two newest (activation_checkpointing/offload_activations.py,
         # keep_last_count and max_fwd_stash_count, 0.19.8)

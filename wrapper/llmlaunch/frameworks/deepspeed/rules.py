@@ -7,6 +7,7 @@ import numpy as np
 from llmlaunch.columns import BoolColumn
 from llmlaunch.families.registry import family_named
 from llmlaunch.frameworks.base import implies
+from llmlaunch.layers.mamba import Mamba2
 from llmlaunch.layers.model import model_of
 from llmlaunch.layers.short_convolution import ShortConvolution
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
@@ -96,7 +97,8 @@ def tensor_plan(s: Situation) -> BoolColumn:
 
 
 def convolutions_unsplit(s: Situation) -> BoolColumn:
-    convolved = s.shape.family == "lfm2" or model_of(s.shape).has(ShortConvolution)
+    model = model_of(s.shape)
+    convolved = s.shape.family == "lfm2" or model.has(ShortConvolution) or model.has(Mamba2)
     return implies(s.layouts.tensor * s.layouts.context > 1, not convolved)
 
 
@@ -184,9 +186,11 @@ SPLIT_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "convolutions-unsplit",
-        "LFM2 has no tensor-parallel plan, and Ulysses gathers the sequence for attention alone, where a short "
-        "convolution reads the tokens before its own: tensor and context must be 1",
-        "transformers/models/lfm2/modeling_lfm2.py Lfm2ShortConv.forward, 5.23",
+        "LFM2 and models with Mamba-2 mixers have no tensor-parallel plan, and Ulysses gathers the sequence for "
+        "attention alone, where a convolution and a scan read the tokens before their own: tensor and context must be "
+        "1",
+        "transformers/models/lfm2/modeling_lfm2.py Lfm2ShortConv.forward, falcon_h1/modeling_falcon_h1.py "
+        "FalconH1Mixer.forward, 5.23",
         convolutions_unsplit,
     ),
     Rule(

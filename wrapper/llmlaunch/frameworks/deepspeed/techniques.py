@@ -15,6 +15,7 @@ from llmlaunch.frameworks.argument import Argument, argument, optional
 from llmlaunch.frameworks.base import Requirement, implies, parts_fused_modules, pinned_least
 from llmlaunch.frameworks.deepspeed.number_formats import FORMAT_REQUIREMENTS
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
+from llmlaunch.layers.mamba import Mamba2
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
@@ -84,12 +85,20 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.techniques.adapters is not None and model_of(r.model).heads_differ,
     ),
     Requirement(
+        "mixers-without-adapters",
+        "training.adapters",
+        "the fused kernel of a Mamba-2 mixer reads the weight of its last projection and would pass by an adapter "
+        "beside it, and peft refuses those; remove it",
+        "transformers/models/falcon_h1/modeling_falcon_h1.py FalconH1Mixer.forward, 5.23; peft/tuners/tuners_utils.py "
+        "_check_lora_target_modules_mamba, 0.21",
+        lambda r: r.techniques.adapters is not None and model_of(r.model).has(Mamba2),
+    ),
+    Requirement(
         "mamba-mixers",
         "model.mamba",
-        "what transformers' Mamba-2 mixers keep depends on which kernels are installed, and is not counted yet; "
-        "backend: megatron-lm trains them",
-        "transformers/models/nemotron_h/modeling_nemotron_h.py mamba2_split_conv1d_scan_combined, 5.23",
-        lambda r: r.model.mamba is not None,
+        "what transformers' layers of one part each keep is not counted yet; backend: megatron-lm trains them",
+        "transformers/models/nemotron_h/modeling_nemotron_h.py NemotronHBlock, 5.23",
+        lambda r: r.model.mamba is not None and model_of(r.model).layers_are_branches,
     ),
     Requirement(
         "vision-without-adapters",

@@ -14,7 +14,7 @@ import numpy as np
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.layout import Layout, Rule, Situation
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.mamba import BUILT_BY_CORE, CONV_KERNEL, PARTS, SCAN_CHUNK, Mamba
 
 __all__ = [
     "HYBRID_REQUIREMENTS",
@@ -35,6 +35,12 @@ def hybrid_pattern(mamba: Mamba, layout: Layout, mtp_layers: int) -> str:
     ends = accumulate(split, initial=0)
     written = "|".join(mamba.pattern[start:end] for start, end in pairwise(ends))
     return written + f"/{mamba.mtp_pattern}" * mtp_layers
+
+
+def _as_built(mamba: Mamba) -> bool:
+    return PARTS.keys() >= {*mamba.pattern} and all(
+        getattr(mamba, name) == value for name, value in BUILT_BY_CORE.items()
+    )
 
 
 def _heads_divide(s: Situation) -> BoolColumn:
@@ -83,6 +89,14 @@ HYBRID_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: (
             r.model.mamba is not None and (r.model.position_embedding == "alibi" or r.model.rope_scaling is not None)
         ),
+    ),
+    Requirement(
+        "mixers-as-built",
+        "model.mamba",
+        f"layers are one part each here ({', '.join(PARTS)}), and mixers have a convolution of {CONV_KERNEL} tokens "
+        f"with a bias, chunks of {SCAN_CHUNK} tokens and a gated norm",
+        "megatron/core/ssm/mamba_mixer.py MambaMixer, core/models/hybrid/hybrid_layer_allocation.py, core 0.19",
+        lambda r: r.model.mamba is not None and not _as_built(r.model.mamba),
     ),
     Requirement(
         "hybrid-begins-otherwise",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from typing import Any
 
 import deepspeed
@@ -41,6 +42,7 @@ def build_model(config: Json, settings: Json, args: argparse.Namespace, split: R
     """The model on its device, with the same first weights for every ZeRO stage and any number of ranks."""
     described = describe(config)
     check_model(described, split, args.sequence_length)
+    refuse_slow_mixers(described)
     if args.adapter_rank and split.tensor > 1:
         # AutoTP takes peft's layer for the linear one it wraps and drops the adapter (auto_tp.py `_replace_module`)
         refuse("--adapter-rank: adapters cannot be split with tensor_parallel; use ZeRO 3 or train the whole model")
@@ -51,6 +53,14 @@ def build_model(config: Json, settings: Json, args: argparse.Namespace, split: R
     model.config.use_cache = False
     choose_trained(model, args)
     return model
+
+
+def refuse_slow_mixers(described: Any) -> None:
+    """Ends a job on GPUs whose Mamba-2 mixers would be computed in torch, in several times the memory that is planned
+    (transformers/integrations/hub_kernels.py use_kernel_func_from_hub_with_fallback, 5.23)."""
+    missing = [name for name in ("mamba_ssm", "causal_conv1d") if importlib.util.find_spec(name) is None]
+    if hasattr(described, "mamba_d_state") and missing and torch.cuda.is_available():
+        refuse(f"--model: {' and '.join(missing)} must be installed for its Mamba-2 mixers")
 
 
 def describe(config: Json) -> Any:
