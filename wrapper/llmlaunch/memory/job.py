@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property, reduce, wraps
 from typing import Any, TypeVar
 
@@ -17,7 +17,10 @@ from llmlaunch.layers.columns import Size
 from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques import NO_TECHNIQUES, Techniques
+from llmlaunch.techniques import MOVING_NAMES, NO_TECHNIQUES, Techniques
+from llmlaunch.techniques.cuda_graphs import CudaGraphs
+from llmlaunch.techniques.recompute import Recompute
+from llmlaunch.techniques.technique import declarations
 from llmlaunch.workload import Workload
 
 __all__ = [
@@ -96,9 +99,9 @@ class Job:
     @cached_property
     def without_recompute(self) -> Job:
         """The same job without settings of recompute, offload and graphs."""
-        moved = [f for f in fields(Techniques) if f.name.startswith(("recompute_", "offload_", "cuda_graphs"))]
-        without: dict[str, Any] = {f.name: f.default for f in moved}
-        return replace(self, techniques=replace(self.techniques, swapped_share=0.0, **without))
+        names = (*MOVING_NAMES, *declarations(Recompute), *declarations(CudaGraphs))
+        without: dict[str, Any] = {name: getattr(NO_TECHNIQUES, name) for name in names}
+        return replace(self, techniques=replace(self.techniques, **without))
 
     @property
     def stages_alike(self) -> bool:
