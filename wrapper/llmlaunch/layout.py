@@ -23,9 +23,12 @@ from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, Workload
 
 __all__ = [
+    "AMOUNTS",
     "EVEN",
     "LAYOUT_FIELDS",
+    "OFFLOAD_LAYERS",
     "RECOMPUTE_FULL",
+    "RECOMPUTE_LAYERS",
     "RECOMPUTE_NAMES",
     "RECOMPUTE_NONE",
     "RECOMPUTE_SELECTIVE",
@@ -131,7 +134,8 @@ class Layout:
 LARGEST_CODE = 2**62  # of a combination of fields, as one number
 _FEW = 10_000  # layouts: a column of one value for so many is written sooner than a view of it is made
 SPARSE = 8  # codes to a layout beyond which sorting finds the different ones sooner than a table
-TECHNIQUE_FIELDS = ("zero_stage", "recompute", "recompute_layers", "offload_layers")  # tried with every split
+RECOMPUTE_LAYERS, OFFLOAD_LAYERS = AMOUNTS = ("recompute_layers", "offload_layers")  # that count layers; 0 = none
+TECHNIQUE_FIELDS = ("zero_stage", "recompute", *AMOUNTS)  # tried with every split
 LAYOUT_FIELDS = tuple(f.name for f in fields(Layout) if f.name != "layers_by_stage")  # those that are one number
 
 
@@ -212,7 +216,7 @@ class LayoutColumns:
         return np.broadcast_to(np.int64(value), len(self))
 
     def with_amount(self, name: str, amount: IntColumn) -> LayoutColumns:
-        """The same layouts with other "recompute_layers" or "offload_layers"."""
+        """The same layouts with other numbers in one of AMOUNTS."""
         column: dict[str, Any] = {name: amount}
         return replace(self, **column)
 

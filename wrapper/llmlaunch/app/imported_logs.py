@@ -22,7 +22,7 @@ from llmlaunch.frameworks.deepspeed.training_log import printed_by_megatron_deep
 from llmlaunch.frameworks.megatron.command_line import read_values
 from llmlaunch.frameworks.registry import backend_for, framework_of
 from llmlaunch.imports.logs import is_record_file, read_logs
-from llmlaunch.layout import Layout
+from llmlaunch.layout import OFFLOAD_LAYERS, Layout
 from llmlaunch.planner.plan import Candidate, as_planned
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import SearchResult, search
@@ -309,7 +309,7 @@ def _index_of_what_ran(recipe: Recipe, result: SearchResult, log: TrainingLog, p
 
 def _is_plain(recipe: Recipe, candidate: Candidate) -> bool:
     layout, techniques, own = candidate.layout, candidate.techniques, recipe.techniques
-    offloads = bool(layout.offload_layers) and "offload_layers" not in recipe.pins
+    offloads = bool(layout.offload_layers) and OFFLOAD_LAYERS not in recipe.pins
     added = any(getattr(techniques, name) != getattr(own, name) for name in MOVING_NAMES)
     return not offloads and not added and not (layout.uneven and recipe.layers_by_stage is None)
 

@@ -15,7 +15,7 @@ from llmlaunch.calibration.records import CPU, UNFUSED, Record
 from llmlaunch.calibration.trainers import TRAINERS, Trainer, refuse_unread
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import MemoryFacts
-from llmlaunch.layout import RECOMPUTE_NAMES, Layout, LayoutColumns
+from llmlaunch.layout import AMOUNTS, OFFLOAD_LAYERS, RECOMPUTE_NAMES, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.models.sections import section_from, sections_of
@@ -38,7 +38,7 @@ __all__ = ["NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_o
 
 UNSPECIFIC_RECIPES = ("fp8", "fp4")  # of published tables: a width, not a recipe
 ROUTER_FIELDS = (*OF_MEMORY, *OF_TIME)
-OF_THE_LAYOUT = ("recompute_layers", "offload_layers", "layers_by_stage")  # keys of `techniques` that Layout holds
+OF_THE_LAYOUT = (*AMOUNTS, "layers_by_stage")  # keys of `techniques` that Layout holds
 SHAPE_SIZES = (  # the same in a record and in ModelShape
     *("name", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim"),
     *("normalization", "position_embedding"),
@@ -258,7 +258,7 @@ def _layout(record: Record) -> Layout:
         zero_stage=int(record["optimizer"]["zero_stage"] or 0),
         recompute=RECOMPUTE_NAMES.index(record["recompute"]["granularity"]),
         recompute_layers=record["recompute"].get("num_layers") or 0,
-        offload_layers=(record.get("techniques") or {}).get("offload_layers", 0),
+        offload_layers=(record.get("techniques") or {}).get(OFFLOAD_LAYERS, 0),
     )
 
 

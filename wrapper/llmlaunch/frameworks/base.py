@@ -40,8 +40,8 @@ __all__ = [
 @frozen
 class StepTechniques(Switches, ActivationTreatments):
     """Techniques that change what a step adds to the model states or how long it takes, and the fields of `Layout` that
-    do, with the same defaults: off. `solved` names the amount the planner solves for: "recompute_layers",
-    "offload_layers" or None."""
+    do, with the same defaults: off. `solved` names the one of its AMOUNTS that the planner solves for,
+    None for none."""
 
     recompute: int = RECOMPUTE_NONE
     recompute_layers: int = 0

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from llmlaunch.calibration.support import MeasuredStep, Rehearsal
-from llmlaunch.layout import LayoutColumns
+from llmlaunch.layout import AMOUNTS, LayoutColumns
 from llmlaunch.planner.budgets import budget_shares
 from llmlaunch.planner.evidence import same_split
 from llmlaunch.planner.incumbents import Reach
@@ -114,7 +114,7 @@ def _same_points(points: Points, others: Points, index: int) -> Iterator[int]:
     """Yield the points that are the same candidate as one of others, which have the same techniques to choose from."""
     layout, mine, rows = others.layout(index), others.rows, points.rows
     same = same_split(points.splits, layout)[rows.split]
-    for name in ("step_techniques", "state_techniques", "recompute_layers", "offload_layers"):
+    for name in ("step_techniques", "state_techniques", *AMOUNTS):
         same &= getattr(rows, name) == getattr(mine, name)[index]
     return (row for row in np.flatnonzero(same).tolist() if points.layout(row) == layout)
 

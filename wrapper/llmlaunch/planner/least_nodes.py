@@ -17,7 +17,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import EVEN, LAYOUT_FIELDS, LayoutColumns
+from llmlaunch.layout import EVEN, LAYOUT_FIELDS, OFFLOAD_LAYERS, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, layer_kinds, of_classes
 from llmlaunch.memory.moments import state_terms, transient_terms
 from llmlaunch.memory.peak import StateSums, TransientSums, device_bytes
@@ -154,7 +154,7 @@ class _Ranks:
         recipe, layouts = apply_techniques(setting.recipe, space, (step, state), splits.take(self.rows))
         layouts, solved = replace(layouts, pipeline=self.pipeline), space.step[step].solved
         if solved is not None:
-            layouts = layouts.with_amount(solved, np.maximum(self.layers - (solved == "offload_layers"), 1))
+            layouts = layouts.with_amount(solved, np.maximum(self.layers - (solved == OFFLOAD_LAYERS), 1))
         job, count = setting.job_of(recipe), self.layers.astype(np.float64)
         batches = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
         mixtures = count * (self.heavy & (job.shape.moe is not None and any(layer_kinds(job.shape))))

@@ -17,7 +17,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
-from llmlaunch.layout import LayoutColumns, Rule, Situation, refusal_counts
+from llmlaunch.layout import AMOUNTS, LayoutColumns, Rule, Situation, refusal_counts
 from llmlaunch.planner.search_space import (
     DECLARED,
     SPLIT_FIELDS,
@@ -171,7 +171,7 @@ class _Projections:
         it under those `names`."""
         code = np.zeros(len(techniques), dtype=np.int64)
         read = [name for name in names if hasattr(techniques[0], name)]
-        for name in [*read, *(["solved"] if {"recompute_layers", "offload_layers"} & set(read) else [])]:
+        for name in [*read, *(["solved"] if not set(AMOUNTS).isdisjoint(read) else [])]:
             key = name, techniques is self._steps
             if key not in self._numbers:
                 self._numbers[key] = _numbered(getattr(each, name) for each in techniques)

@@ -21,7 +21,7 @@ from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
 from llmlaunch.layers.parameters import count_parameters
-from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_NAMES, Layout
+from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.recipe.digest import recipe_digest
@@ -228,7 +228,7 @@ def _pins(layout: Layout) -> dict[str, Any]:
     pins |= {name: bool(pins[name]) for name in FLAGS}
     pins["recompute"] = RECOMPUTE_NAMES[layout.recompute]
     if layout.recompute != RECOMPUTE_FULL or not layout.recompute_layers:
-        del pins["recompute_layers"]
+        del pins[RECOMPUTE_LAYERS]
     return pins
 
 

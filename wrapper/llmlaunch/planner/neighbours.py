@@ -15,7 +15,15 @@ import numpy as np
 from llmlaunch.columns import IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, RECOMPUTE_NONE, Layout, LayoutColumns
+from llmlaunch.layout import (
+    OFFLOAD_LAYERS,
+    RECOMPUTE_FULL,
+    RECOMPUTE_LAYERS,
+    RECOMPUTE_NAMES,
+    RECOMPUTE_NONE,
+    Layout,
+    LayoutColumns,
+)
 from llmlaunch.planner.candidate import host_labels
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts, rules_failed
 from llmlaunch.planner.points import Points
@@ -215,10 +223,10 @@ def _step_techniques_of(setting: Setting, chosen: Layout) -> StepTechniques:
     techniques, pins = setting.recipe.techniques, setting.recipe.pins
     step = StepTechniques(**_values_in(StepTechniques, techniques, chosen))
     block = chosen.recompute == RECOMPUTE_FULL and techniques.recompute_method == "block"
-    if block and "recompute_layers" not in pins:
-        return replace(step, recompute_layers=0, solved="recompute_layers")
-    if chosen.offload_layers and "offload_layers" not in pins:
-        return replace(step, offload_layers=0, solved="offload_layers")
+    if block and RECOMPUTE_LAYERS not in pins:
+        return replace(step, recompute_layers=0, solved=RECOMPUTE_LAYERS)
+    if chosen.offload_layers and OFFLOAD_LAYERS not in pins:
+        return replace(step, offload_layers=0, solved=OFFLOAD_LAYERS)
     return step
 
 
@@ -283,11 +291,11 @@ def _step_differences(now: StepTechniques, then: StepTechniques) -> list[str]:
 
 def _recompute(step: StepTechniques) -> tuple[object, ...]:
     method = step.recompute_method if step.recompute == RECOMPUTE_FULL else ""
-    return step.recompute, step.recompute_modules, method, step.recompute_layers, step.solved == "recompute_layers"
+    return step.recompute, step.recompute_modules, method, step.recompute_layers, step.solved == RECOMPUTE_LAYERS
 
 
 def _offload(step: StepTechniques) -> tuple[object, ...]:
-    return (*(getattr(step, name) for name in OFFLOADS), step.offload_layers, step.solved == "offload_layers")
+    return (*(getattr(step, name) for name in OFFLOADS), step.offload_layers, step.solved == OFFLOAD_LAYERS)
 
 
 def _kind(name: str, techniques: ChosenTechniques) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn, NarrowColumn
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.layout import AMOUNTS, OFFLOAD_LAYERS, RECOMPUTE_LAYERS, Layout, LayoutColumns
 
 __all__ = ["NO_ROWS", "GatheredRows", "Points", "Rows", "join_rows"]
 
@@ -37,7 +37,7 @@ class Rows:
         return len(self.split)
 
     def amount(self, name: str) -> IntColumn:
-        """Return "recompute_layers" or "offload_layers" as a column of layouts."""
+        """Return one of AMOUNTS as a column of layouts."""
         amount: NarrowColumn = getattr(self, name)
         return amount.astype(np.int64)
 
@@ -131,7 +131,7 @@ class Points:
             return self._zero_stages[self.rows.state_techniques]
         if name == "recompute":
             return self._recompute_codes[self.rows.step_techniques]
-        if name in ("recompute_layers", "offload_layers"):
+        if name in AMOUNTS:
             return self.rows.amount(name)
         column: IntColumn = getattr(self.splits, name)[self.rows.split]
         return column
@@ -142,8 +142,8 @@ class Points:
             self.splits.take(rows.split),
             zero_stage=self._zero_stages[rows.state_techniques],
             recompute=self._recompute_codes[rows.step_techniques],
-            recompute_layers=rows.amount("recompute_layers"),
-            offload_layers=rows.amount("offload_layers"),
+            recompute_layers=rows.amount(RECOMPUTE_LAYERS),
+            offload_layers=rows.amount(OFFLOAD_LAYERS),
         )
 
     @property

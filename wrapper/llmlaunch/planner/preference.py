@@ -23,7 +23,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn, NarrowColumn
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import LAYOUT_FIELDS, LayoutColumns
+from llmlaunch.layout import LAYOUT_FIELDS, OFFLOAD_LAYERS, LayoutColumns
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.search_space import SPLIT_FIELDS
 from llmlaunch.recipe.types import Recipe
@@ -227,7 +227,7 @@ def technique_columns(techniques: StepTechniques | StateTechniques) -> dict[str,
         if each.habit is not None:
             columns[each.habit.name] = max(columns.get(each.habit.name, 0.0), float(name in on))
     if isinstance(techniques, StepTechniques):
-        if techniques.offload_layers or techniques.solved == "offload_layers":
+        if techniques.offload_layers or techniques.solved == OFFLOAD_LAYERS:
             columns[ACTIVATIONS_ON_HOST.name] = 1.0
         columns["switches"] = float(len(on.intersection(SWITCHES)))
     return columns

@@ -18,7 +18,7 @@ from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.frameworks.trials import DIES, FITS, TIGHT, Trial
-from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_LAYERS, RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.layout_keys import ASKED_ONLY
@@ -68,7 +68,7 @@ SHORT_RUN = (
     *("training.keep_checkpoints=null", "training.async_save=false", "training.non_persistent_save_interval=null"),
 )
 # Pins and techniques that a search would choose; those that a trial does not name are switched off.
-SWITCHED_OFF = {"virtual_pipeline": 1, "expert_tensor": 1, "sequence_parallel": False, "offload_layers": 0}
+SWITCHED_OFF = {"virtual_pipeline": 1, "expert_tensor": 1, "sequence_parallel": False, OFFLOAD_LAYERS: 0}
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ def kept_techniques(document: Document | None) -> dict[str, object]:
 LAYOUT_KEYS = (
     *_Sizes._fields,
     *SWITCHED_OFF,
-    *("data", "micro_batch_size", "zero_stage", "distributed_optimizer", "recompute", "recompute_layers"),
+    *("data", "micro_batch_size", "zero_stage", "distributed_optimizer", "recompute", RECOMPUTE_LAYERS),
     "layers_by_stage",
 )
 

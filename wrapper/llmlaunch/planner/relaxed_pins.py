@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.columns import FloatColumn, IntColumn
-from llmlaunch.layout import RECOMPUTE_NAMES
+from llmlaunch.layout import AMOUNTS, RECOMPUTE_LAYERS, RECOMPUTE_NAMES
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.search_space import as_ints, searched_values
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["AMOUNTS", "RelaxedSearch", "as_pin", "pin_distance", "relax_pins", "search_relaxed"]
+__all__ = ["RelaxedSearch", "as_pin", "pin_distance", "relax_pins", "search_relaxed"]
 
 KINDS = frozenset({"sequence_parallel", "zero_stage", "recompute"})
-AMOUNTS = frozenset({"recompute_layers", "offload_layers"})  # 0 means none
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def as_pin(name: str, value: int) -> int | bool | str | None:
     """Return a number of a layout as a recipe writes it; None where the recipe writes nothing."""
     if name == "recompute":
         return RECOMPUTE_NAMES[value]
-    if name == "recompute_layers" and not value:
+    if name == RECOMPUTE_LAYERS and not value:
         return None
     return bool(value) if name == "sequence_parallel" else value
 

@@ -20,9 +20,12 @@ from llmlaunch.frameworks.base import Backend, Space, StateTechniques, StepTechn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import (
+    AMOUNTS,
     EVEN,
     LAYOUT_FIELDS,
+    OFFLOAD_LAYERS,
     RECOMPUTE_FULL,
+    RECOMPUTE_LAYERS,
     RECOMPUTE_NAMES,
     TECHNIQUE_FIELDS,
     LayoutColumns,
@@ -151,7 +154,7 @@ def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
     """Return the values of a layout field where nobody pins it; `data` follows from the others."""
     if name == "zero_stage":
         return tuple(dict.fromkeys(state.zero_stage for state in space.state_techniques))
-    if name in ("recompute", "recompute_layers", "offload_layers"):
+    if name in ("recompute", *AMOUNTS):
         return tuple(dict.fromkeys(getattr(step, name) for step in space.step_techniques))
     offered: tuple[int, ...] = getattr(space, name, ())
     if offered:
@@ -251,7 +254,7 @@ def step_variants(recipe: Recipe, space: Space) -> tuple[StepTechniques, ...]:
     ]
     offered = [step for step in space.step_techniques if not codes or step.recompute in codes]
     if set(codes) == {RECOMPUTE_FULL} and METHOD not in recipe.fixed:
-        offered = [step for step in offered if step.solved != "recompute_layers"]  # "full" means all layers
+        offered = [step for step in offered if step.solved != RECOMPUTE_LAYERS]  # "full" means all layers
     variants = (step for offer in (*offered, *others) for step in _with_amounts(recipe, replace(offer, **own)))
     return tuple(dict.fromkeys(step for step in variants if _allowed(recipe, step)))
 
@@ -259,14 +262,14 @@ def step_variants(recipe: Recipe, space: Space) -> tuple[StepTechniques, ...]:
 def _with_amounts(recipe: Recipe, step: StepTechniques) -> Iterator[StepTechniques]:
     """Yield the techniques with every pinned amount; what is not pinned is solved where there is an amount at all."""
     block = step.recompute == RECOMPUTE_FULL and step.recompute_method == "block"
-    solved = "recompute_layers" if block else step.solved if step.solved == "offload_layers" else None
-    if solved == "offload_layers" and (step.offload_modules or "offload_layers" in recipe.pins):
+    solved = RECOMPUTE_LAYERS if block else step.solved if step.solved == OFFLOAD_LAYERS else None
+    if solved == OFFLOAD_LAYERS and (step.offload_modules or OFFLOAD_LAYERS in recipe.pins):
         return  # modules or layers, not both; and a pinned number of layers comes with the other techniques
-    groups = pinned_numbers(recipe, "recompute_layers") if step.recompute == RECOMPUTE_FULL else ()
+    groups = pinned_numbers(recipe, RECOMPUTE_LAYERS) if step.recompute == RECOMPUTE_FULL else ()
     if groups:
         solved = None
     for recomputed in groups or (0,):
-        for offloaded in pinned_numbers(recipe, "offload_layers") or (0,):
+        for offloaded in pinned_numbers(recipe, OFFLOAD_LAYERS) or (0,):
             yield replace(step, recompute_layers=recomputed, offload_layers=offloaded, solved=solved)
 
 
@@ -347,9 +350,9 @@ def apply_alike(
     different, place = np.unique(steps, return_inverse=True)
     used, techniques = [space.step[index] for index in different.tolist()], space.state[state]
     values = [technique_values(step, techniques) for step in used]
-    columns = {name: np.array([each[name] for each in values])[place] for name in ("recompute", "recompute_layers")}
+    columns = {name: np.array([each[name] for each in values])[place] for name in ("recompute", RECOMPUTE_LAYERS)}
     layouts = splits.with_techniques(
-        techniques.zero_stage, offload_layers=values[0]["offload_layers"] if values else 0, **columns
+        techniques.zero_stage, offload_layers=values[0][OFFLOAD_LAYERS] if values else 0, **columns
     )
     sets = tuple(Modules(step.recompute_modules, step.offload_modules) for step in used)
     plain = used[0].without_modules if used else space.own
@@ -361,8 +364,8 @@ def technique_values(step: StepTechniques, state: StateTechniques) -> dict[str, 
     return {
         "zero_stage": state.zero_stage,
         "recompute": step.recompute,
-        "recompute_layers": step.recompute_layers or int(step.solved == "recompute_layers"),
-        "offload_layers": step.offload_layers or int(step.solved == "offload_layers"),
+        RECOMPUTE_LAYERS: step.recompute_layers or int(step.solved == RECOMPUTE_LAYERS),
+        OFFLOAD_LAYERS: step.offload_layers or int(step.solved == OFFLOAD_LAYERS),
     }
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Layout
+from llmlaunch.layout import AMOUNTS, Layout
 from llmlaunch.planner.candidate import Candidate, Change
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
-from llmlaunch.planner.relaxed_pins import AMOUNTS, RelaxedSearch, as_pin, pin_distance, relax_pins, search_relaxed
+from llmlaunch.planner.relaxed_pins import RelaxedSearch, as_pin, pin_distance, relax_pins, search_relaxed
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, divisors, searched_values
 from llmlaunch.planner.setting import Setting

@@ -15,7 +15,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn, NarrowColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import RECOMPUTE_NONE, LayoutColumns
+from llmlaunch.layout import RECOMPUTE_LAYERS, RECOMPUTE_NONE, LayoutColumns
 from llmlaunch.memory.grouped_pricing import (
     ModelStateBytes,
     RankPiece,
@@ -105,7 +105,7 @@ class TechniqueBatch:
     @cached_property
     def with_none(self) -> TechniqueBatch:
         """The same candidates with the solved amount set to zero."""
-        if self.solved == "recompute_layers":
+        if self.solved == RECOMPUTE_LAYERS:
             return replace(
                 self, layouts=self.layouts.with_techniques(0, RECOMPUTE_NONE, 0, self.layouts.offload_layers)
             )
@@ -256,7 +256,7 @@ def largest_amount(shape: ModelShape, layouts: LayoutColumns, name: str) -> IntC
     even = shape.num_layers // (layouts.pipeline * layouts.virtual_pipeline)
     largest = np.array([max(split, default=0) for split in layouts.partitions])[layouts.partition]
     layers = np.where(layouts.uneven, largest, even)
-    most: IntColumn = np.maximum(layers if name == "recompute_layers" else layers - 1, 1)
+    most: IntColumn = np.maximum(layers if name == RECOMPUTE_LAYERS else layers - 1, 1)
     return most
 
 

@@ -18,7 +18,7 @@ from llmlaunch.frameworks.checkpoints import (
     tracker,
 )
 from llmlaunch.frameworks.registry import backend_for, recorded_name
-from llmlaunch.layout import RECOMPUTE_NAMES, Layout
+from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_NAMES, Layout
 from llmlaunch.models.mamba import BUILT_BY_CORE
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
 from llmlaunch.planner.plan import FewerNodes, Plan
@@ -251,7 +251,7 @@ def _techniques(recipe: Recipe, layout: Layout) -> dict[str, object]:
     """What the format of measurements has no place for, in a section of our own; absent where there is nothing."""
     values = dict(recipe.techniques.as_json())
     if layout.offload_layers:
-        values["offload_layers"] = layout.offload_layers
+        values[OFFLOAD_LAYERS] = layout.offload_layers
     if layout.uneven and layout.virtual_pipeline > 1:
         values["layers_by_stage"] = list(layout.layers_by_stage)
     return {"techniques": values} if values else {}

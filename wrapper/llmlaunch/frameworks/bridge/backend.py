@@ -22,7 +22,7 @@ from llmlaunch.frameworks.megatron.backend import (
 )
 from llmlaunch.frameworks.megatron.number_formats import number_record
 from llmlaunch.frameworks.megatron.rules import rules_for
-from llmlaunch.layout import Layout, Rule
+from llmlaunch.layout import OFFLOAD_LAYERS, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_BRIDGE
 
@@ -65,9 +65,7 @@ class MegatronBridge:
         steps = tuple(
             step
             for step in space.step_techniques
-            if step.solved != "offload_layers"
-            and "moe" not in step.recompute_modules
-            and not step.overlap_shared_expert
+            if step.solved != OFFLOAD_LAYERS and "moe" not in step.recompute_modules and not step.overlap_shared_expert
         )
         states = tuple(state for state in space.state_techniques if not state.offload_optimizer)
         return replace(space, step_techniques=steps, state_techniques=states)

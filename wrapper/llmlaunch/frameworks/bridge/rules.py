@@ -9,7 +9,7 @@ from llmlaunch.frameworks.base import Requirement, implies, parts_fused_modules,
 from llmlaunch.frameworks.megatron import rules as megatron_rules
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
-from llmlaunch.layout import Rule, Situation
+from llmlaunch.layout import OFFLOAD_LAYERS, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 from llmlaunch.techniques.adapters import Adapters
@@ -66,7 +66,7 @@ def _untried_beside_adapters(recipe: Recipe) -> bool:
     others = any(getattr(techniques, name) != getattr(NO_TECHNIQUES, name) for name in UNTRIED)
     narrow = numbers.fp8_parameters or numbers.fp4 is not None
     again = recipe.model.moe is not None and "moe" in techniques.recompute_modules
-    return others or narrow or again or asks_for_sharding(recipe) or pinned_least(recipe, "offload_layers") > 0
+    return others or narrow or again or asks_for_sharding(recipe) or pinned_least(recipe, OFFLOAD_LAYERS) > 0
 
 
 BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (

@@ -17,7 +17,7 @@ from llmlaunch.frameworks.deepspeed.number_formats import FORMAT_REQUIREMENTS
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.layers.mamba import Mamba2
 from llmlaunch.layers.model import model_of
-from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
+from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.adapters import FUSED_MODULES, Adapters
@@ -131,7 +131,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "layout.recompute_layers",
         "gradient checkpointing keeps the input of every layer; backend: megatron-lm has --recompute-num-layers",
         CHECKPOINTING,
-        _shipped(lambda r: pinned_least(r, "recompute_layers") > 1),
+        _shipped(lambda r: pinned_least(r, RECOMPUTE_LAYERS) > 1),
     ),
     Requirement(
         "one-optimizer",
@@ -154,7 +154,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "single layers cannot be offloaded; backend: megatron-lm has --cpu-offloading-num-layers, here is "
         "offload_checkpoints",
         TRAINER,
-        _shipped(lambda r: pinned_least(r, "offload_layers") > 0),
+        _shipped(lambda r: pinned_least(r, OFFLOAD_LAYERS) > 0),
     ),
     Requirement(
         "checkpoints-leave-a-gpu",

@@ -15,7 +15,7 @@ from llmlaunch.frameworks.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.model import model_of
 from llmlaunch.layers.parameters import count_parameters
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
+from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques.cuda_graphs import FULL_ITERATION
@@ -41,7 +41,7 @@ def step_techniques(recipe: Recipe) -> tuple[StepTechniques, ...]:
     """Return all treatments of activations, each with all sets of switches; the plainest come first. Activations that
     go to the host leave little to gain by the rarer switches, so the two are not tried together."""
     treatments = _treatments(recipe)
-    on_device = [step for step in treatments if not step.offload_modules and step.solved != "offload_layers"]
+    on_device = [step for step in treatments if not step.offload_modules and step.solved != OFFLOAD_LAYERS]
     library = bool(flex_backends(recipe))
     return tuple(
         replace(step, **switches)
@@ -60,7 +60,7 @@ def _treatments(recipe: Recipe) -> list[StepTechniques]:
     growing sets of modules offloaded beside them, or the first layers whole."""
     plain = StepTechniques()
     modules = [StepTechniques(recompute=RECOMPUTE_SELECTIVE, recompute_modules=names) for names in _module_sets(recipe)]
-    block = StepTechniques(recompute=RECOMPUTE_FULL, recompute_method="block", solved="recompute_layers")
+    block = StepTechniques(recompute=RECOMPUTE_FULL, recompute_method="block", solved=RECOMPUTE_LAYERS)
     choices = [plain, *modules, StepTechniques(recompute=RECOMPUTE_FULL), block]
     if recipe.model.moe is None:
         choices += [replace(step, mlp_chunks=CHUNKS) for step in (plain, block)]
@@ -69,7 +69,7 @@ def _treatments(recipe: Recipe) -> list[StepTechniques]:
     offloaded = [
         _offloading(choice, names) for choice, names in product((plain, *modules), _offload_sets(recipe.model))
     ]
-    layers = [StepTechniques(solved="offload_layers")] if recipe.model.mamba is None else []
+    layers = [StepTechniques(solved=OFFLOAD_LAYERS)] if recipe.model.mamba is None else []
     return [*choices, *(choice for choice in offloaded if choice is not None), *layers]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import Requirement, implies, pinned_least
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Rule, Situation
+from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
@@ -105,7 +105,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "layout.offload_layers",
         "at least one layer must stay on the device; offload fewer layers than the model has",
         CONFIG,
-        lambda r: pinned_least(r, "offload_layers") >= r.model.num_layers,
+        lambda r: pinned_least(r, OFFLOAD_LAYERS) >= r.model.num_layers,
     ),
     Requirement(
         "delayed-gradients-need-half",
