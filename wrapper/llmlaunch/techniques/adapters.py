@@ -1,4 +1,4 @@
-"""Low-rank adapters: LoRA (Hu et al. 2021) and LoRA-FA (Zhang et al. 2023)."""
+"""Low-rank adapters in place of a trained model."""
 
 from __future__ import annotations
 
@@ -73,5 +73,11 @@ class TrainedAdapters:
     """None trains the model itself."""
 
     adapters: Adapters | None = technique(
-        "Train low-rank adapters (LoRA) instead of the model", default=None, place=TRAINING, mapping=Adapters
+        "Train low-rank adapters (LoRA) instead of the model",
+        default=None,
+        place=TRAINING,
+        mapping=Adapters,
+        source="LoRA (Hu et al. 2021); LoRA-FA (Zhang et al. 2023)",
+        saves="gradients and states of all but the adapters; LoRA-FA also the inputs of linear layers",
+        costs="what can be learned is of low rank",
     )

@@ -1,5 +1,4 @@
-"""ZeRO-Infinity (Rajbhandari et al. 2021, section 5.1): the inputs of layers that full recompute keeps wait in host
-memory. DeepSpeed's `cpu_checkpointing`."""
+"""The inputs of layers that full recompute keeps wait in host memory: DeepSpeed's `cpu_checkpointing`."""
 
 from __future__ import annotations
 
@@ -20,4 +19,7 @@ class CheckpointOffload:
         belongs=("recompute", "full"),
         habit=ACTIVATIONS_ON_HOST,
         on_host="checkpoints",
+        source="ZeRO-Infinity (Rajbhandari et al. 2021, section 5.1)",
+        saves="the layer inputs full recompute keeps",
+        costs="host memory and the link to it",
     )

@@ -1,4 +1,4 @@
-"""How context parallelism exchanges: Ring Attention (Liu et al. 2023) or DeepSpeed-Ulysses (Jacobs et al. 2023)."""
+"""How context parallelism exchanges: keys and values in a ring, or heads by all-to-all."""
 
 from __future__ import annotations
 
@@ -20,4 +20,7 @@ class ContextExchange:
         written=Literal["p2p", "a2a"] | None,
         rounding="a ring merges attention over parts of the sequence, an all-to-all computes it whole",
         matters=("context",),
+        source="Ring Attention (Liu et al. 2023); DeepSpeed-Ulysses (Jacobs et al. 2023)",
+        saves="nothing: a2a spares the steps of the ring",
+        costs="a2a: the attention's output twice; heads must divide",
     )

@@ -1,4 +1,4 @@
-"""CUDA graphs (NVIDIA, 2019; Megatron core, cuda_graphs.py): kernels are captured once and replayed."""
+"""Kernels are captured once and replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -23,4 +23,7 @@ class CudaGraphs:
         default=(),
         written=tuple[GraphScope, ...] | None,
         bit_equal="the same kernels, launched at once",
+        source="CUDA graphs (NVIDIA, 2019); Megatron core, cuda_graphs.py",
+        saves="the host's launches of what is captured",
+        costs="memory of graphs, which nothing else can use, for every micro-batch in flight",
     )

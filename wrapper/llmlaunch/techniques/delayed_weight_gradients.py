@@ -1,4 +1,4 @@
-"""2BP (Rae et al. 2024): weight gradients are computed in a pass of their own, after those of the activations."""
+"""Weight gradients are computed in a pass of their own, after those of the activations."""
 
 from __future__ import annotations
 
@@ -17,4 +17,7 @@ class DelayedWeightGradients:
         default=False,
         written=bool | None,
         bit_equal="the same products, later, added up in the same order of micro-batches",
+        source="2BP (Rae et al. 2024)",
+        saves="nothing: output gradients wait, the peak rises",
+        costs="memory, for overlapped communication",
     )

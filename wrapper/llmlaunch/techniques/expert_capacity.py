@@ -1,5 +1,4 @@
-"""Rows for the tokens of a device's experts whose number is fixed beforehand (Megatron core, HybridEP; Transformer
-Engine, GroupedMLP)."""
+"""Rows for the tokens of a device's experts, as many as are fixed beforehand."""
 
 from __future__ import annotations
 
@@ -20,4 +19,7 @@ class ExpertCapacity:
         ge=1,
         le=1000,
         needs=EXPERTS,
+        source="Megatron core, HybridEP; Transformer Engine, GroupedMLP",
+        saves="nothing: rows that no token fills are kept, too; experts are one kernel, and the host asks for no sizes",
+        costs="memory of all rows; a step with more tokens than rows is run again",
     )

@@ -1,4 +1,4 @@
-"""DualPipe of DeepSeek-V3 (2024): the exchange of one micro-batch hides behind the products of another one."""
+"""The exchange of one micro-batch hides behind the products of another one."""
 
 from __future__ import annotations
 
@@ -17,4 +17,7 @@ class ExpertOverlap:
         default=False,
         written=bool | None,
         bit_equal="the passes of two micro-batches take turns, gradients are added up in their order",
+        source="DeepSeek-V3 (2024), DualPipe",
+        saves="nothing: the exchange hides behind another micro-batch",
+        costs="what about one more layer keeps; the exchange takes a share of the device; no full recompute",
     )

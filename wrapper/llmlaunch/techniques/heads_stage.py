@@ -1,4 +1,4 @@
-"""The stage of the prediction heads (Megatron core, pipeline layouts with MTP before the loss)."""
+"""The stage of the prediction heads of a pipeline."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class HeadsStage:
         default=LAST,
         written=Literal["last", "before-last"] | None,
         needs={"before-last": PREDICTION_HEADS},
+        source="Megatron core, pipeline layouts with MTP before the loss",
+        saves="prediction heads on a stage of their own or with other layers: the stage of the loss holds neither",
+        costs="a longer message to the loss; the heads' activations of two or three micro-batches",
     )
 
     @property

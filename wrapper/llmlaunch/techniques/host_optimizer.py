@@ -1,4 +1,4 @@
-"""ZeRO-Offload (Ren et al. 2021) and M6-10T (Lin et al. 2021): optimizer states rest and are updated on the host."""
+"""Optimizer states rest on the host, and are updated there."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ class HostOptimizer:
             "host memory and its link are shared with data loading and checkpoints, and differ from node to node",
         ),
         on_host="optimizer",
+        source="ZeRO-Offload (Ren et al. 2021); M6-10T (Lin et al. 2021)",
+        saves="the share of master weights and moments",
+        costs="host memory, a slower step",
     )
 
     @property

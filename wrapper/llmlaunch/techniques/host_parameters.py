@@ -1,4 +1,4 @@
-"""ZeRO-Infinity (Rajbhandari et al. 2021): parameters rest on the host. DeepSpeed's `offload_param` of ZeRO 3."""
+"""Parameters rest on the host: DeepSpeed's `offload_param` of ZeRO 3."""
 
 from __future__ import annotations
 
@@ -18,4 +18,7 @@ class HostParameters:
         bit_equal="copies come back from the host as they left",
         habit=TechniqueHabit("parameters on the host", 0.10, "every pass then waits for the host's link"),
         on_host="parameters",
+        source="ZeRO-Infinity; Superpipeline; KARMA; M6-10T",
+        saves="the parameters, but those that run now",
+        costs="host memory, every pass reads them over the link",
     )

@@ -24,6 +24,9 @@ class ModuleOffload:
         needs={"moe_act": EXPERTS, "expert_fc1": EXPERTS},
         habit=ACTIVATIONS_ON_HOST,
         on_host="modules",
+        source="Megatron core, fine-grained activation offloading",
+        saves="the saved inputs of the named modules",
+        costs="host memory and the link to it",
     )
 
 
@@ -37,4 +40,7 @@ class ModuleOffloadShare:
         gt=0,
         le=1,
         belongs=(key_of(ModuleOffload), None),
+        source="Megatron core, fine-grained activation offloading",
+        saves="that share of what offload_modules would move",
+        costs="less host memory and less to travel than all of it",
     )

@@ -1,4 +1,4 @@
-"""MiCS (Zhang et al. 2022): several groups of data-parallel ranks shard the optimizer, each for itself."""
+"""Several groups of data-parallel ranks shard the optimizer, each for itself."""
 
 from __future__ import annotations
 
@@ -18,4 +18,7 @@ class OptimizerInstances:
         written=int | None,
         ge=1,
         le=2**16,
+        source="MiCS (Zhang et al. 2022)",
+        saves="nothing: each group keeps all states of the optimizer",
+        costs="states of more groups; gradients and parameters travel in smaller groups, as in one rack",
     )

@@ -1,4 +1,4 @@
-"""Pages for what experts save (Megatron core, paged_stash.py)."""
+"""Pages for what experts save."""
 
 from __future__ import annotations
 
@@ -41,4 +41,7 @@ class StashedExperts:
         default=None,
         mapping=PagedStash,
         needs=EXPERTS,
+        source="Megatron core, paged_stash.py",
+        saves="of what experts save, the rows that no token fills",
+        costs="copies to pages and back, beside the rest of a layer; a step that fills them is run again",
     )

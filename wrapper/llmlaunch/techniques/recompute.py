@@ -1,5 +1,5 @@
-"""Selective and full recompute (Korthikanti et al. 2022, section 5; Chen et al. 2016): activations that the backward
-pass computes again. The granularity and the number of layers are the layout's to say."""
+"""Selective and full recompute: activations that the backward pass computes again. How they are recomputed, and how
+many layers, is the layout's to say."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ class Recompute:
         bit_equal=AGAIN,
         belongs=("recompute", "selective"),
         needs={"moe": EXPERTS, "moe_act": EXPERTS, "shared_experts": SHARED_EXPERT, "mla_up_proj": LATENT_ATTENTION},
+        source="Korthikanti et al. 2022, section 5",
+        saves="what the named modules save",
+        costs="their forward pass once more",
     )
     recompute_method: str = technique(
         "recompute: full keeps the input of groups of layers (uniform), or recomputes some layers of each model chunk "
@@ -35,4 +38,7 @@ class Recompute:
         written=Literal["uniform", "block"] | None,
         bit_equal=AGAIN,
         belongs=("recompute", "full"),
+        source="Chen et al. 2016; Korthikanti et al. 2022, section 5",
+        saves="all a layer saves but its input; block: of some layers, uniform: all but one input in each group",
+        costs="up to one more forward pass",
     )

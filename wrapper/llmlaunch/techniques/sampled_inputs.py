@@ -1,4 +1,4 @@
-"""WTA-CRS (Liu et al. 2023): a linear layer keeps a sample of its input's rows for the weight gradient."""
+"""A linear layer keeps a sample of its input's rows for the weight gradient."""
 
 from __future__ import annotations
 
@@ -18,4 +18,7 @@ class SampledInputs:
         place=WHAT_IF,
         gt=0,
         le=1,
+        source="WTA-CRS (Liu et al. 2023)",
+        saves="the inputs of linear layers, but the share of their rows",
+        costs="noise in the weight gradient",
     )

@@ -1,4 +1,4 @@
-"""MEMO (Zhao et al. 2025): activations are swapped to the host as its link allows, the rest is recomputed."""
+"""Activations are swapped to the host as far as its link allows, and the rest is recomputed."""
 
 from __future__ import annotations
 
@@ -26,4 +26,8 @@ class Swap:
         written=Annotated[float, Field(ge=0, le=1)] | Literal["auto"],
         on_host="activations",
         words={"auto": SOLVED_SHARE},
+        source="MEMO (Zhao et al. 2025)",
+        saves="all activations but two layers' rounding buffers",
+        costs="the rest is recomputed; auto: as much as the link carries while a layer computes and as host memory "
+        "holds",
     )

@@ -66,7 +66,8 @@ class Declaration:
     any. `needs` is the part of a model that it needs, or maps those of its values that need one to the part.
     `elsewhere` says why it has no meaning but on Megatron core. `on_host` is the word for what of the device's memory
     waits on the host. `words` maps written words to the values they stand for; `mapping` is the section of a mapping
-    that is written.
+    that is written. `source` is the paper, or where none is known the framework; `saves` and `costs` say for a person
+    what it saves and what it costs. A parameter without a source shares that of its technique.
     """
 
     place: str
@@ -80,6 +81,9 @@ class Declaration:
     on_host: str | None
     words: Mapping[str, Any]
     mapping: type[Any] | None
+    source: str
+    saves: str
+    costs: str
 
 
 def technique(
@@ -98,11 +102,27 @@ def technique(
     on_host: str | None = None,
     words: Mapping[str, Any] | None = None,
     mapping: type[Any] | None = None,
+    source: str = "",
+    saves: str = "",
+    costs: str = "",
     **limits: Any,
 ) -> Any:
     """Define the field of a technique: its key (`documents.keys.key`) and what is declared beside it."""
     declared = Declaration(
-        place, bit_equal, rounding, matters, belongs, needs, elsewhere, habit, on_host, words or {}, mapping
+        place,
+        bit_equal,
+        rounding,
+        matters,
+        belongs,
+        needs,
+        elsewhere,
+        habit,
+        on_host,
+        words or {},
+        mapping,
+        source,
+        saves,
+        costs,
     )
     return key(description, default=default, place=place, written=written, metadata={"technique": declared}, **limits)
 

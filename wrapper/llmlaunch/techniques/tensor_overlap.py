@@ -1,4 +1,4 @@
-"""Transformer Engine's user buffers: gathers and scatters of tensor parallelism hide behind the products."""
+"""Gathers and scatters of tensor parallelism hide behind the products."""
 
 from __future__ import annotations
 
@@ -19,4 +19,7 @@ class TensorOverlap:
         written=bool | None,
         rounding="the sums over tensor ranks are made piece by piece",
         matters=("tensor",),
+        source="Transformer Engine, user buffers",
+        saves="nothing: gathers and scatters hide behind the products",
+        costs="buffers of ten layer inputs, three workspaces more",
     )

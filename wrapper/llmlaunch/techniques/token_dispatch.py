@@ -1,5 +1,4 @@
-"""How tokens reach their experts: gathered (Pipeline-MoE, Chen et al. 2023), by all-to-all, or by a library (DeepEP of
-DeepSeek-V3, 2024; NVIDIA's HybridEP)."""
+"""How tokens reach their experts: gathered, by all-to-all, or by a library."""
 
 from __future__ import annotations
 
@@ -25,6 +24,9 @@ class TokenDispatch:
         rounding=OTHER_ORDER,
         matters=BETWEEN_EXPERTS,
         needs=EXPERTS,
+        source="Pipeline-MoE (Chen et al. 2023)",
+        saves="with allgather the buffers of the all-to-all",
+        costs="every expert-parallel rank sees all tokens of its group",
     )
     flex_backend: str | None = technique(
         "megatron-lm: library that carries them with token_dispatcher: flex; absent = deepep",
@@ -33,4 +35,7 @@ class TokenDispatch:
         rounding=OTHER_ORDER,
         matters=BETWEEN_EXPERTS,
         belongs=("token_dispatcher", "flex"),
+        source="DeepEP (DeepSeek-V3, 2024); HybridEP (NVIDIA)",
+        saves="nothing that is estimated: a token crosses the network once, however many of its experts are there",
+        costs="a library of its own on the nodes, and its buffers, which the estimate does not know",
     )

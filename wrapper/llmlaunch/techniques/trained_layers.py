@@ -1,4 +1,4 @@
-"""SHERL (Diao et al. 2024): the last layers of a model alone are trained."""
+"""The last layers of a model alone are trained."""
 
 from __future__ import annotations
 
@@ -18,4 +18,7 @@ class TrainedLayers:
         place=TRAINING,
         ge=1,
         le=10_000,
+        source="SHERL (Diao et al. 2024)",
+        saves="gradients, states and activations of the first layers",
+        costs="the first layers stay as they are",
     )

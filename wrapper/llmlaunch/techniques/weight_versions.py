@@ -1,4 +1,4 @@
-"""PipeDream-2BW (Narayanan et al. 2021): the pipeline never drains, so several versions of weights are in use."""
+"""A pipeline that never drains keeps several versions of the weights."""
 
 from __future__ import annotations
 
@@ -13,5 +13,13 @@ class WeightVersions:
     """No backend runs it."""
 
     weight_versions: int = technique(
-        "Versions of the weights in flight; PipeDream-2BW keeps 2", default=1, place=WHAT_IF, ge=1, le=8
+        "Versions of the weights in flight; PipeDream-2BW keeps 2",
+        default=1,
+        place=WHAT_IF,
+        ge=1,
+        le=8,
+        source="PipeDream-2BW (Narayanan et al. 2021)",
+        saves="the pipeline's bubble, and the wait for gradients of data parallelism, which travel beside the next "
+        "batch",
+        costs="4 bytes a parameter for each version more; gradients of weights a step old",
     )
