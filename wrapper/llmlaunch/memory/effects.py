@@ -28,6 +28,7 @@ __all__ = [
     "Effect",
     "HostBytes",
     "Pinned",
+    "all_effects",
     "effects_in_use",
     "effects_of",
     "optimizer_on_device",
@@ -60,10 +61,22 @@ class Effect:
     """
 
     order = 1
+    # names in `Techniques` of what decides bytes of moments, or of states, and nothing that the split decides alone
+    keys_of_moments: tuple[str, ...] = ()
 
     def on(self, job: Job) -> bool:
         """Whether the job uses the technique, or any of its layouts may."""
         return True
+
+    # of pipeline ranks
+
+    def stages_alike(self, job: Job) -> bool:
+        """Whether equal layers take equally much on all pipeline ranks."""
+        return True
+
+    def inner_ranks_hold_most(self, job: Job) -> bool:
+        """Whether a pipeline rank between the first and the last may hold most."""
+        return False
 
     # of one layer and one micro-batch
 
@@ -279,7 +292,8 @@ class Effect:
 
 
 @cache
-def _all_effects() -> tuple[Effect, ...]:
+def all_effects() -> tuple[Effect, ...]:
+    """Return the effects of all techniques, in order: those of the modules of `techniques/`."""
     package = import_module("llmlaunch.memory.techniques")
     names = sorted(module.name for module in iter_modules(package.__path__))
     modules = [import_module(f"{package.__name__}.{name}") for name in names]
@@ -296,7 +310,7 @@ def effects_in_use(job: Job) -> tuple[Effect, ...]:
     """Return the effects that the job uses, in order. The job carries the answer."""
     known: tuple[Effect, ...] | None = vars(job).get("effects")
     if known is None:
-        known = vars(job)["effects"] = tuple(effect for effect in _all_effects() if effect.on(job))
+        known = vars(job)["effects"] = tuple(effect for effect in all_effects() if effect.on(job))
     return known
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, reduce, wraps
-from typing import Any, TypeVar
+from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +16,7 @@ from llmlaunch.layers.columns import Size
 from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques import MOVING_NAMES, NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.cuda_graphs import CudaGraphs
-from llmlaunch.techniques.recompute import Recompute
-from llmlaunch.techniques.technique import declarations
+from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
 __all__ = [
@@ -28,17 +24,15 @@ __all__ = [
     "Correction",
     "Job",
     "RankColumns",
-    "all_are_candidates",
     "all_ranks",
-    "candidate_ranks",
     "chunk_ranges",
     "layer_counts",
     "layer_kinds",
     "least",
     "mixture_layers",
     "of_classes",
-    "once_for_rows",
     "one_rank",
+    "ranks_at",
     "without_layers",
 ]
 
@@ -81,9 +75,6 @@ class Correction:
 NO_CORRECTION = Correction()
 
 
-Result = TypeVar("Result")
-
-
 @frozen
 class Job:
     """What all layouts of a recipe share. `microbatch_group` is how many micro-batches an interleaved
@@ -95,18 +86,6 @@ class Job:
     microbatch_group: int | None = None
     techniques: Techniques = NO_TECHNIQUES
     correction: Correction = NO_CORRECTION
-
-    @cached_property
-    def without_recompute(self) -> Job:
-        """The same job without settings of recompute, offload and graphs."""
-        names = (*MOVING_NAMES, *declarations(Recompute), *declarations(CudaGraphs))
-        without: dict[str, Any] = {name: getattr(NO_TECHNIQUES, name) for name in names}
-        return replace(self, techniques=replace(self.techniques, **without))
-
-    @property
-    def stages_alike(self) -> bool:
-        """Whether all pipeline ranks of even stages hold and train equally many layers of each kind."""
-        return self.techniques.trained_layers is None and len(model_of(self.shape).decoder_kinds) == 1
 
 
 Groups = tuple[tuple[int, ...], ...]
@@ -177,48 +156,18 @@ def least(of_kinds: Sequence[Size], kinds: Sequence[int]) -> Size:
     return smallest
 
 
-def once_for_rows(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
-    """Cache a result for the same split, however many terms ask for it: a result that depends neither on what a layout
-    recomputes and offloads nor on what `Job.without_recompute` leaves out. The rows carry the answers, so they are
-    gone with them; nobody may write into a column."""
-
-    @wraps(function)
-    def answer(job: Job, rows: RankColumns) -> Result:
-        answers: dict[Any, tuple[Job, Any]] = vars(rows).setdefault("answers", {})
-        cached = answers.get(function)
-        if cached is None or not (cached[0] is job or cached[0].without_recompute == job.without_recompute):
-            cached = answers[function] = (job, function(job, rows))
-        result: Result = cached[1]
-        return result
-
-    return answer
-
-
 def all_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:
     """Return every pipeline rank of every layout, rank by rank in order."""
     repeat = layouts.pipeline
     index = np.repeat(np.arange(len(layouts)), repeat)
     starts = np.cumsum(repeat) - repeat
     rank = np.arange(len(index)) - starts[index]
-    return _rows(job, layouts, index, rank, microbatches)
-
-
-def all_are_candidates(job: Job, layouts: LayoutColumns) -> bool:
-    """Whether any pipeline rank may be the worst of a layout, not only the first or the last.
-
-    It may where stages differ, where inner ranks communicate with both neighbours, where prediction heads are on a
-    stage before the last, where later ranks keep more weight gradients waiting (ZB-H1) while earlier ones keep more
-    activations, and where matrices are packed whole into buffers whose padding does not grow with the rank's
-    parameters (`layer_wise`). Otherwise no term of an inner rank exceeds that of the first rank.
-    """
-    techniques = job.techniques
-    inner = techniques.zero_bubble or techniques.heads_before_loss or job.facts.states.matrices_whole
-    return inner or not job.stages_alike or "neighbours" in job.facts.exchange.groups or bool(np.any(layouts.uneven))
+    return ranks_at(job, layouts, index, rank, microbatches)
 
 
 def one_rank(job: Job, layouts: LayoutColumns, rank: IntColumn) -> RankColumns:
     """Return one pipeline rank of each layout."""
-    return _rows(job, layouts, np.arange(len(layouts)), rank, None)
+    return ranks_at(job, layouts, np.arange(len(layouts)), rank, None)
 
 
 def without_layers(job: Job, layouts: LayoutColumns) -> RankColumns:
@@ -252,23 +201,7 @@ def mixture_layers(job: Job, rows: RankColumns) -> FloatColumn:
     return reduce(np.add, held, np.zeros(len(rows)))
 
 
-def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | None = None) -> RankColumns:
-    """Return the pipeline ranks that can be a layout's worst.
-
-    With even, alike stages, in-flight micro-batches fall from rank to rank and only the first and the last rank
-    hold embeddings: the worst is one of those two. Otherwise every rank is a candidate (`all_are_candidates`).
-    """
-    if all_are_candidates(job, layouts):
-        return all_ranks(job, layouts, microbatches)
-    n = len(layouts)
-    if not np.any(layouts.pipeline > 1):
-        return _rows(job, layouts, np.arange(n), np.zeros(n, dtype=np.int64), microbatches, ends=True)
-    index = np.concatenate([np.arange(n)] * 2)
-    rank = np.concatenate([np.zeros(n, dtype=np.int64), layouts.pipeline - 1])
-    return _rows(job, layouts, index, rank, microbatches, ends=True)
-
-
-def _rows(
+def ranks_at(
     job: Job,
     layouts: LayoutColumns,
     index: IntColumn,
@@ -276,6 +209,7 @@ def _rows(
     microbatches: IntColumn | None,
     ends: bool = False,
 ) -> RankColumns:
+    """Return a rank of each of the layouts at `index`; `ends` says that these are all first and then all last ranks."""
     if microbatches is None:
         microbatches = layouts.num_microbatches(job.workload.global_batch_size)
     rows = _in_order(layouts, len(index)) if ends else layouts.take(index)

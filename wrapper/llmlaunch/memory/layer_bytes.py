@@ -8,8 +8,9 @@ from llmlaunch.layers.block import Saved
 from llmlaunch.layers.columns import SPLIT_FIELDS_OF_A_LAYER, LayerColumns
 from llmlaunch.layers.layer import Branch
 from llmlaunch.layers.model import model_of
+from llmlaunch.memory.answers import once_for_rows
 from llmlaunch.memory.effects import Effect, effects_of
-from llmlaunch.memory.job import Job, RankColumns, once_for_rows
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.priced_layers import PricedLayers, job_columns
 
 __all__ = ["layers_of"]

@@ -17,7 +17,8 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix
 from llmlaunch.layers.model import model_of
-from llmlaunch.memory.job import Job, RankColumns, once_for_rows
+from llmlaunch.memory.answers import once_for_rows
+from llmlaunch.memory.job import Job, RankColumns
 
 __all__ = ["WholeMatrices", "whole_matrices"]
 

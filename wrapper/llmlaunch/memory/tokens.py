@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.memory.job import Job, RankColumns, once_for_rows
+from llmlaunch.memory.answers import once_for_rows
+from llmlaunch.memory.job import Job, RankColumns
 
 __all__ = ["STATISTIC_BYTES", "hidden_bytes", "layer_input", "sequence_split", "tokens"]
 

@@ -20,9 +20,10 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import Matrix
 from llmlaunch.layers.model import model_of, norm_parameters, stream_contraction
+from llmlaunch.memory.answers import once_for_rows
 from llmlaunch.memory.effects import Effect, effects_of, trains_all
 from llmlaunch.memory.heads import final_norm_rank, head_rank
-from llmlaunch.memory.job import Job, RankColumns, once_for_rows
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.vision import encoder_matrices, rank_encoder
 from llmlaunch.models.shape import ModelShape

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job, RankColumns, all_are_candidates
+from llmlaunch.memory.candidates import all_are_candidates
+from llmlaunch.memory.job import Job, RankColumns
 
 __all__ = ["Ranks", "WorstRanks", "keep_freed_memory", "most_bytes", "pieces", "worst_of"]
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.candidates import stages_alike
 from llmlaunch.memory.job import Job, RankColumns, layer_kinds, of_classes
 from llmlaunch.memory.peak import device_bytes, rank_sums
 
@@ -34,7 +35,7 @@ def capacities(job: Job, layouts: LayoutColumns, limit_bytes: float, most_layers
     Raises:
         ValueError: layers differ, or a layout is interleaved.
     """
-    if not job.stages_alike or np.any(layouts.virtual_pipeline > 1):
+    if not stages_alike(job) or np.any(layouts.virtual_pipeline > 1):
         raise ValueError("capacities need equal layers and one chunk for each rank")
     index = np.repeat(np.arange(len(layouts)), layouts.pipeline)
     rank = np.arange(len(index)) - (np.cumsum(layouts.pipeline) - layouts.pipeline)[index]

@@ -13,6 +13,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.candidates import stages_alike
 from llmlaunch.memory.job import Job, layer_kinds, least
 from llmlaunch.planner.leading_layers import (
     balance_leading,
@@ -80,7 +81,7 @@ def balanced_within(
         most = np.full(len(layouts), job.shape.num_layers)
     if empty_stages(job):
         pass  # the last rank holds no layers, and the one before it more than those before that
-    elif job.stages_alike:
+    elif stages_alike(job):
         rows = rows[may_hold_all(job, layouts.take(rows), limit_bytes, most[rows])]
     elif leading_dense_layers(job) and len(rows):
         rows = rows[may_hold_mixtures(job, layouts.take(rows), limit_bytes)]
@@ -133,7 +134,7 @@ def _one_chunk(
     """Return the layers of each rank, within the limit where there is one; empty where there is no such split, or where
     a rank needs more than `most_layers` of the last layer's kind."""
     pipeline, dense = layouts.pipeline - empty_stages(job), leading_dense_layers(job)
-    if job.stages_alike:
+    if stages_alike(job):
         layer, layers = costs.mixture if job.shape.moe is not None else costs.dense, job.shape.num_layers
         most = np.full((len(layouts), int(pipeline.max(initial=1))), layers)
         most = most if limit_bytes is None else capacities(job, layouts, limit_bytes, most_layers)

@@ -15,7 +15,8 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.adapters import adapted
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
-from llmlaunch.memory.job import Job, all_ranks, candidate_ranks
+from llmlaunch.memory.candidates import candidate_ranks
+from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant

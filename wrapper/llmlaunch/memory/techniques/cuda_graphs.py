@@ -54,6 +54,8 @@ CAPTURED_TENSORS: Mapping[str, tuple[str, ...]] = {
 class CudaGraphsEffect(Effect):
     """A pool for what is captured, and the graphs."""
 
+    keys_of_moments = ("cuda_graphs",)
+
     def on(self, job: Job) -> bool:
         """Where anything is captured."""
         return bool(job.techniques.cuda_graphs)

@@ -27,6 +27,8 @@ FP32_BYTES = 4.0  # the pinned tensors are fp32: whole flat partitions, or a par
 class HostOptimizerEffect(Effect):
     """DeepSpeed's CPU Adam, Megatron's hybrid optimizer."""
 
+    keys_of_moments = ("offload_optimizer",)
+
     def optimizer_on_device(self, job: Job) -> float:
         """The rest."""
         return 1.0 - job.techniques.offload_optimizer

@@ -17,6 +17,8 @@ __all__ = ["HostParametersEffect"]
 class HostParametersEffect(Effect):
     """ZeRO 3 keeps the shards on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
 
+    keys_of_moments = ("offload_parameters",)
+
     def shards_on_device(self, job: Job) -> bool:
         """Where they are not on the host."""
         return not job.techniques.offload_parameters

@@ -25,6 +25,8 @@ __all__ = ["OffloadEffect", "offloads_modules", "without_offloaded_modules"]
 class OffloadEffect(Effect):
     """Layouts say how many layers leave, and may name the modules; the job names them otherwise."""
 
+    keys_of_moments = ("offload_modules", "offload_fraction", "offload_checkpoints")
+
     def gone(self, c: LayerColumns, tensors: Tensors) -> Gone:
         """The tensors of offloaded modules."""
         if not offloads_modules(c.techniques, c.layouts):

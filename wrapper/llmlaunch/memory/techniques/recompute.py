@@ -38,6 +38,7 @@ class RecomputeEffect(Effect):
     some layers of each rank and keeps the others whole ("block"; Megatron `--recompute-num-layers`).
     """
 
+    keys_of_moments = ("recompute_modules", "recompute_method")
     order = 0  # what is kept of a layer comes before where it is kept
 
     def kept(self, layers: PricedLayers, kind: int, gone: Gone, kept: Column) -> FloatColumn:

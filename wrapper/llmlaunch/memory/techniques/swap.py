@@ -26,6 +26,7 @@ class SwapEffect(Effect):
     """Rounding buffers hold a layer each, and what is not swapped is recomputed into them (MEMO, Zhao et al. 2025,
     section 4): whatever the share, nothing else of a layer stays."""
 
+    keys_of_moments = ("swapped_share",)
     order = 2  # of what other techniques leave on the device
 
     def on(self, job: Job) -> bool:

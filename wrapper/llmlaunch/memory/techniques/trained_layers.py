@@ -24,6 +24,10 @@ class TrainedLayersEffect(Effect):
         """Where not all layers are trained."""
         return job.techniques.trained_layers is not None
 
+    def stages_alike(self, job: Job) -> bool:
+        """Earlier stages train nothing."""
+        return False
+
     def saved_by_groups(self, job: Job, rows: RankColumns, of_groups: Sequence[FloatColumn]) -> Sequence[FloatColumn]:
         """The trained layers' part."""
         trained = zip(of_groups, trained_counts(job, rows), rows.counts, strict=True)

@@ -20,11 +20,15 @@ __all__ = ["ZeroBubbleEffect"]
 
 
 class ZeroBubbleEffect(Effect):
-    """Later ranks keep more weight gradients waiting, while earlier ones keep more activations."""
+    """Weight gradients of a micro-batch wait, and what they are made of with them."""
 
     def on(self, job: Job) -> bool:
         """Where weight gradients wait."""
         return job.techniques.zero_bubble
+
+    def inner_ranks_hold_most(self, job: Job) -> bool:
+        """Later ranks keep more weight gradients waiting, and earlier ones more activations."""
+        return True
 
     def in_passes(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
         """What weight gradients are made of, for micro-batches whose own wait: on rank r of r micro-batches, so that no
