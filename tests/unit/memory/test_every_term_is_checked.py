@@ -33,7 +33,6 @@ from support.term_mutants import mutants_of
 MEMORY = (
     "activations",
     "batch_masks",
-    "exchange",
     "heads",
     "host",
     "job",

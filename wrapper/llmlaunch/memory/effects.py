@@ -201,6 +201,14 @@ class Effect:
         bytes, or of `tables` where those of the embedding are more."""
         return moments
 
+    def connections(self, job: Job, rows: RankColumns) -> Size:
+        """Return what connections of communicators hold outside torch."""
+        return 0.0
+
+    def outside_torch(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
+        """Return terms of what else is outside torch."""
+        return {}
+
     def wasted(self, job: Job, rows: RankColumns) -> Size:
         """Return what the allocator wastes where it cuts blocks of one size for tensors of another, as `facts` say it
         does."""
@@ -237,6 +245,10 @@ class Effect:
     def added_parameters(self, job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn] | None:
         """Return the (dense, expert) parameters on a device beside those of the model."""
         return None
+
+    def frees_gathered(self, job: Job, rows: RankColumns) -> bool | BoolColumn:
+        """Whether nothing that a forward pass saves holds a gathered parameter."""
+        return False
 
     def unread_parameters(self, job: Job, rows: RankColumns) -> Size:
         """Return the dense parameters of a rank that no backward pass reads."""

@@ -18,7 +18,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import cut_parameters
 from llmlaunch.memory.effects import Effect, effects_of
-from llmlaunch.memory.exchange import exchange_buffers, exchange_connections
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, RankColumns
@@ -226,7 +225,19 @@ def outside_bytes(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _exchange_bytes(job: Job, rows: RankColumns) -> FloatColumn:
-    return np.asarray(np.rint(exchange_connections(job, rows)) + np.rint(exchange_buffers(job, rows)))
+    return np.rint(_connections(job, rows)) + sum(map(np.rint, _terms_outside_torch(job, rows).values()))
+
+
+def _connections(job: Job, rows: RankColumns) -> FloatColumn:
+    held = np.zeros(len(rows))
+    for effect in effects_of(job, Effect.connections):
+        held = held + effect(job, rows)
+    return held
+
+
+def _terms_outside_torch(job: Job, rows: RankColumns) -> Moment:
+    effects = effects_of(job, Effect.outside_torch)
+    return {name: column for effect in effects for name, column in effect(job, rows).items()}
 
 
 def _outside_torch(job: Job, rows: RankColumns) -> Moment:
@@ -393,9 +404,8 @@ def rank_terms(job: Job, rows: RankColumns) -> Terms:
         {} if state_sums.torch_factor == 1.0 else _residual(sum_of(terms.values()), cache, state_sums.torch_factor)
     )
     outside = dict(_outside_torch(job, rows))
-    outside["communicators"] = outside["communicators"] + np.rint(exchange_connections(job, rows))
-    if job.techniques.token_dispatcher == "flex":
-        outside["exchange_buffers"] = np.rint(exchange_buffers(job, rows))
+    outside["communicators"] = outside["communicators"] + np.rint(_connections(job, rows))
+    outside |= {name: np.rint(column) for name, column in _terms_outside_torch(job, rows).items()}
     return Terms({**terms, CACHE: cache, **residual, **outside}, state_sums.least)
 
 

@@ -12,7 +12,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import ByStage, GradientLife
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
-from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
+from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.effects import Effect, effects_of, optimizer_on_device, shards_on_device, trains_all
 from llmlaunch.memory.gathering import gathered_elements
 from llmlaunch.memory.job import Job, RankColumns
@@ -286,7 +286,10 @@ def _gathered(
         buffers = 0.0 if facts.zero.gathering.sequential else arriving(*every, False)
         most = np.minimum(arriving(*every, on_host) + buffers, gathered_elements(job, rows))
     if facts.zero.gathered_weights_kept:
-        most = np.where(rows.layouts.recompute == RECOMPUTE_FULL, most, np.maximum(whole, most))
+        held = np.maximum(whole, most)
+        for effect in effects_of(job, Effect.frees_gathered):
+            held = np.where(effect(job, rows), most, held)
+        most = held
     return np.where(rows.layouts.zero_stage >= 3, facts.states.parameter_bytes * most, 0.0)
 
 

@@ -88,6 +88,10 @@ class RecomputeEffect(Effect):
         attention = np.equal(recompute, RECOMPUTE_SELECTIVE) & job_columns(job, rows.layouts).recomputes("core_attn")
         return np.asarray(np.equal(recompute, RECOMPUTE_FULL) | attention)
 
+    def frees_gathered(self, job: Job, rows: RankColumns) -> bool | BoolColumn:
+        """Full recompute saves no views of weights."""
+        return np.equal(rows.layouts.recompute, RECOMPUTE_FULL)
+
     def kept_by_encoder(
         self, job: Job, rows: RankColumns, vision: Vision, of_block: Size, kept: FloatColumn
     ) -> FloatColumn:
