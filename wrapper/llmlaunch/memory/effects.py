@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
@@ -29,6 +29,7 @@ __all__ = [
     "HostBytes",
     "Pinned",
     "all_effects",
+    "effects_in",
     "effects_in_use",
     "effects_of",
     "optimizer_on_device",
@@ -39,6 +40,13 @@ __all__ = [
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+
+class _Ordered(Protocol):
+    order: int
+
+
+Kind = TypeVar("Kind", bound=_Ordered)
 Column = Callable[[], FloatColumn]
 Pinned = tuple[FloatColumn, FloatColumn]  # bytes that are pinned, in tensors of so many bytes
 
@@ -306,14 +314,18 @@ class Effect:
 @cache
 def all_effects() -> tuple[Effect, ...]:
     """Return the effects of all techniques, in order: those of the modules of `techniques/`."""
-    package = import_module("llmlaunch.memory.techniques")
-    names = sorted(module.name for module in iter_modules(package.__path__))
-    modules = [import_module(f"{package.__name__}.{name}") for name in names]
+    return effects_in("llmlaunch.memory.techniques", Effect)
+
+
+def effects_in(package: str, base: type[Kind]) -> tuple[Kind, ...]:
+    """Return one object of each class in the modules of a package that is a kind of `base`, by their `order`."""
+    names = sorted(module.name for module in iter_modules(import_module(package).__path__))
+    modules = [import_module(f"{package}.{name}") for name in names]
     kinds = [
         kind
         for module in modules
         for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, Effect) and kind.__module__ == module.__name__
+        if isinstance(kind, type) and issubclass(kind, base) and kind.__module__ == module.__name__
     ]
     return tuple(sorted((kind() for kind in kinds), key=lambda effect: effect.order))
 

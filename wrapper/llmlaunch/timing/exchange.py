@@ -1,10 +1,7 @@
-"""Communication inside a layer: tensor parallelism, the context-parallel ring, the exchange of a mixture's tokens; and
-copies beside it, to pages and back."""
+"""Communication inside a layer: tensor parallelism, the context-parallel ring, the exchange of a mixture's tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,22 +12,18 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import OUTPUTS
 from llmlaunch.layers.mixture import Mixture
-from llmlaunch.layers.mlp import projected_bytes
 from llmlaunch.layers.work import ContextTraffic
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.network import all_to_all, exchange, exposed, in_domain, links, neighbour, ring
+from llmlaunch.timing.network import all_to_all, exchange, in_domain, links, neighbour, ring
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 
 __all__ = [
     "TensorPasses",
-    "beside_another_microbatch",
-    "beside_exchanges",
     "bytes_leaving_domain",
     "context_exchange",
     "distinct_parts",
     "expert_exchange",
-    "paging",
     "tensor_pass",
     "tensor_passes",
 ]
@@ -215,41 +208,3 @@ def _choose(total: FloatColumn, drawn: int) -> FloatColumn:
     for already in range(drawn):
         count = count * np.maximum(total - already, 0.0) / (already + 1.0)
     return count
-
-
-def beside_another_microbatch(expert: Work, beside: Sequence[FloatColumn]) -> Work:
-    """Return what is waited for of an exchange that runs beside the passes of another micro-batch
-    (`--overlap-moe-expert-parallel-comm`): a forward pass and a backward pass of the same layer run together, each
-    beside the other's exchange. `beside` are the seconds that the device is busy while equal parts of it travel: the
-    attention and the mixture of either pass, each beside one way of the tokens (combined_1f1b.py, core 0.19). With
-    weight gradients apart (`--delay-wgrad-compute`) tokens need not wait for those, and all of it is one piece."""
-    part = expert.both / len(beside)
-    waited = sum((exposed(part, each) for each in beside), 0.0 * part)
-    share = np.divide(waited, expert.both, out=np.zeros_like(waited), where=expert.both > 0)
-    return Work(share * expert.forward, share * expert.backward)
-
-
-def paging(job: Job, at: SplitColumns, pace: DevicePace, mixture: Mixture, beside: Work) -> Work:
-    """Return what is waited for while the activations of experts are copied to pages and back, read and written each
-    time on a stream of its own, beside all of the layer but its experts (megatron/core/transformer/moe/paged_stash.py,
-    core 0.19). What pages in host memory take is not counted here."""
-    width = job.facts.layer.linear_input_bytes * (mixture.outer + mixture.width)
-    width += projected_bytes(at.layer, mixture.gated) * mixture.width
-    once = (2.0 * width / pace.element_wise) * mixture.busiest_copies(at.layer)
-    return Work(exposed(once, beside.forward), exposed(once, beside.backward))
-
-
-def beside_exchanges(pace: DevicePace) -> DevicePace:
-    """Return what a device reaches while exchanges run beside its products and attention: the kernels that send hold
-    multiprocessors for themselves (`--moe-deepep-num-sms`), and margins keep large kernels off these even while nothing
-    is sent. Passes bound by memory are as fast as before."""
-    if not pace.multiprocessors:
-        return pace
-    left = 1.0 - constant("exchange_multiprocessors") / pace.multiprocessors
-    return replace(
-        pace,
-        wide=left * pace.wide,
-        linear=left * pace.linear,
-        attention_forward=left * pace.attention_forward,
-        attention_backward=left * pace.attention_backward,
-    )

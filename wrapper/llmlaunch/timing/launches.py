@@ -17,6 +17,7 @@ from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.techniques.cuda_graphs import captured_kernels
 from llmlaunch.timing.constants import constant
+from llmlaunch.timing.effects import time_effects
 from llmlaunch.timing.products import DevicePace
 
 __all__ = ["MixtureLaunches", "captured_share", "mixture_launches"]
@@ -59,8 +60,8 @@ class MixtureLaunches:
         """Return the seconds in which the host launches a layer, (forward, backward). The backward pass launches
         `repeated` kernels more for what is recomputed."""
         each = pace.host_seconds_factor * constant("module_kernel_host_seconds")
-        if job.techniques.overlaps_experts:
-            each = constant("overlapped_schedule_host_factor") * each
+        for effect in time_effects(job):
+            each = effect.module_host_seconds(each)
         expert = pace.host_seconds_factor * constant("expert_kernel_host_seconds")
         captured = captured_kernels(job.techniques, mixture=True)
         if captured is None:

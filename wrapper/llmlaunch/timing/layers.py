@@ -4,33 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.columns import BoolColumn, FloatColumn
+from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.adapters import adapted
 from llmlaunch.layers.block import MLP_SHARE
 from llmlaunch.layers.columns import LayerColumns
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.mixture import Mixture
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.exchange import (
-    TensorPasses,
-    beside_another_microbatch,
-    beside_exchanges,
-    context_exchange,
-    paging,
-    tensor_passes,
-)
+from llmlaunch.timing.effects import time_effects
+from llmlaunch.timing.exchange import context_exchange, tensor_passes
 from llmlaunch.timing.launches import MixtureLaunches, captured_share, mixture_launches
-from llmlaunch.timing.network import exposed
+from llmlaunch.timing.layer_parts import LayerParts, Mlps
 from llmlaunch.timing.products import DevicePace, Rates, SplitColumns, Work, adapter_rates, rates, seconds_of
 
 __all__ = ["KINDS", "Collectives", "LayerSeconds", "forward_only", "layer_seconds"]
@@ -99,35 +90,6 @@ class Collectives:
     expert: Work | None
 
 
-@frozen
-class _Mlps:
-    """The parts of a layer's MLPs or mixture: the products of the MLPs, or of a shared expert and of latents, for every
-    token; kernels forward of all of the layer; and of a mixture its experts' products and launches."""
-
-    every_token: Rates
-    kernels: tuple[float | FloatColumn, float | FloatColumn]
-    mixture: Mixture | None = None
-    experts: Work | None = None
-    launches: MixtureLaunches | None = None
-
-
-@frozen
-class _Parts:
-    """The parts of a layer before anything is recomputed, with the forward seconds of parts that can be recomputed
-    alone."""
-
-    layer: Layer
-    linears: Work
-    scores: Work  # of softmax attention
-    element_wise: Work
-    activation: FloatColumn
-    norms: FloatColumn
-    mlp: _Mlps
-    tensor: TensorPasses
-    context: Work | None
-    expert: Work | None
-
-
 def forward_only(layer: LayerSeconds, at: SplitColumns) -> LayerSeconds:
     """Return a layer below all that is trained: nothing runs backward, so nothing is recomputed. Of the tensor-parallel
     passes two of a block's five are forward, or two of four without sequence parallelism (`tensor_passes`)."""
@@ -160,25 +122,25 @@ def layer_seconds(
 ) -> LayerSeconds:
     """Return the seconds of a layer."""
     mixture = next(layer.blocks_of(Mixture), None)
-    if mixture is not None and job.techniques.overlaps_experts:
-        pace = beside_exchanges(pace)
-    mlp, linears = _products(job, at, pace, layer, mixture)
+    for effect in time_effects(job):
+        pace = effect.pace(pace, layer)
+    mlp, linears, launched = _products(job, at, pace, layer, mixture)
     softmax, scores, context = _over_sequence(job, cluster, at, pace, layer)
     element, activation, norms = _element_wise(job, at, pace, layer)
     tensor = tensor_passes(job, at, collectives.one_pass, layer)
     expert = collectives.expert if mixture is not None else None
-    if mlp.experts is not None and mixture is not None and job.techniques.paged_stash is not None:
-        others = linears + scores + element
-        beside = Work(others.forward - mlp.experts.forward, others.backward - mlp.experts.backward)
-        element = element + paging(job, at, pace, mixture, beside)
-    parts = _Parts(layer, linears, softmax, element, activation, norms, mlp, tensor, context, expert)
-    return _combined(job, at, pace, parts, scores)
+    parts = LayerParts(layer, linears, softmax, scores, element, activation, norms, mlp, tensor, context, expert)
+    for effect in time_effects(job):
+        more = effect.element_wise(job, at, pace, parts)
+        if more is not None:
+            parts = replace(parts, element_wise=parts.element_wise + more)
+    return _combined(job, at, pace, parts, launched)
 
 
 def _products(
     job: Job, at: SplitColumns, pace: DevicePace, layer: Layer, mixture: Mixture | None
-) -> tuple[_Mlps, Work]:
-    """Return the parts of a layer's MLPs, and the seconds of all its matrix products."""
+) -> tuple[Mlps, Work, MixtureLaunches | None]:
+    """Return the parts of a layer's MLPs, the seconds of all its matrix products, and the launches of a mixture."""
     c, adapters = at.layer, job.techniques.adapters
     every, of_mlps = Rates(), Rates()
     for block in layer.blocks:
@@ -193,7 +155,7 @@ def _products(
         beside = [pair for pair in adapted(layer.matrices, adapters) if not pair[0].of_experts]
         linears = linears + adapter_rates(job, pace, beside).work(at.tokens, at.share, at.per_tensor)
     if mixture is None:
-        return _Mlps(of_mlps, _launched(job, c, layer)), linears
+        return Mlps(of_mlps, _launched(job, c, layer)), linears, None
     etp, rows, local = c.expert_tensor, mixture.expert_rows(c), mixture.experts_on_device(c)
     experts = rates(job, pace, mixture.expert_matrices).work(rows, rows / etp, local / etp)
     linears = linears + experts
@@ -201,7 +163,7 @@ def _products(
         copies, beside = mixture.busiest_copies(c), adapted(mixture.expert_matrices, adapters)
         linears = linears + adapter_rates(job, pace, beside).work(copies, copies / etp, 1.0 / etp)
     launches = mixture_launches(job, mixture, local, len(layer.blocks) - 1)
-    return _Mlps(of_mlps, (launches.forward, 0.0), mixture, experts, launches), linears
+    return Mlps(of_mlps, (launches.forward, 0.0), mixture, experts), linears, launches
 
 
 def _launched(job: Job, c: LayerColumns, layer: Layer) -> tuple[float, float]:
@@ -243,91 +205,58 @@ def _over_sequence(
     return softmax, scores, context
 
 
-def _combined(job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts, scores: Work) -> LayerSeconds:
+def _combined(
+    job: Job, at: SplitColumns, pace: DevicePace, parts: LayerParts, launched: MixtureLaunches | None
+) -> LayerSeconds:
     """Return the seconds of a layer of its parts. What is launched later than the device is done, and what of exchanges
     nothing hides, follow from all of it together."""
-    linears, element, mlp, activation = parts.linears, parts.element_wise, parts.mlp, parts.activation
-    tensor, context, expert = parts.tensor, parts.context, parts.expert
-    forward = linears.forward + scores.forward + element.forward
-    backward = linears.backward + scores.backward + element.backward
+    computed, kernels = parts.computed, parts.mlp.kernels
+    forward, backward = computed.forward, computed.backward
     repeated_kernels: float | FloatColumn = 0.0
     recomputed: FloatColumn | None = None
-    if np.any(at.layouts.recompute):
-        recomputed, repeated_kernels = _recomputed(job, at, pace, parts, forward)
-        backward = backward + recomputed
-    if _chunks_again(job, mlp):
-        not_full = at.layouts.recompute != RECOMPUTE_FULL  # full recompute repeats it with the rest
-        repeated = not_full * (mlp.every_token.work(at.tokens, at.share, at.per_tensor).forward + activation)
-        repeated_kernels = repeated_kernels + MLP_SHARE * mlp.kernels[0] * not_full
-        backward = backward + repeated
-        recomputed = repeated if recomputed is None else recomputed + repeated
-    if job.techniques.swapped_share:
-        repeated = _tokens_again(job, at, forward - scores.forward)
-        repeated_kernels = repeated_kernels + np.where(repeated > 0, mlp.kernels[0], 0.0)
-        backward = backward + repeated
-        recomputed = repeated if recomputed is None else recomputed + repeated
-    device, waits = forward + backward, tensor.exposed(linears.backward)
-    hidden: FloatColumn | None = None
+    for effect in time_effects(job):
+        again = effect.repeated(job, at, pace, parts)
+        if again is not None:
+            backward, repeated_kernels = backward + again.seconds, repeated_kernels + again.kernels
+            recomputed = again.seconds if recomputed is None else recomputed + again.seconds
+    device, waits = forward + backward, parts.tensor.exposed(parts.linears.backward)
+    expert, hidden = parts.expert, None
     if expert is not None:
-        waited = _waited(job, at, mlp, expert, activation, (forward, backward))
-        hidden, expert = (expert.both - waited.both if job.techniques.overlaps_experts else None), waited
-    running = device + waits + sum(exchange.both for exchange in (context, expert) if exchange is not None)
-    if mlp.launches is not None and expert is not None:
+        expert, hidden = _waited(job, at, parts, expert, (forward, backward))
+    running = device + waits + sum(exchange.both for exchange in (parts.context, expert) if exchange is not None)
+    if launched is not None and expert is not None:
         passes = forward + expert.forward, backward + expert.backward
-        host, launches = _mixture_launches(job, pace, mlp.launches, passes, repeated_kernels)
+        host, launches = _mixture_launches(job, pace, launched, passes, repeated_kernels)
     else:
-        host, launches = _launches(job, pace, mlp.kernels[0] + mlp.kernels[1] + repeated_kernels, running)
+        host, launches = _launches(job, pace, kernels[0] + kernels[1] + repeated_kernels, running)
     launching = launches * (1.0 / 3.0)
-    busy = forward + launching, backward + 2.0 * launching
-    seconds = running + launches
     return LayerSeconds(
-        seconds, host, *busy, linears, scores, element, launches, waits, context, expert, recomputed, hidden
+        seconds=running + launches,
+        host=host,
+        forward=forward + launching,
+        backward=backward + 2.0 * launching,
+        linears=parts.linears,
+        scores=parts.scores,
+        element_wise=parts.element_wise,
+        launches=launches,
+        tensor=waits,
+        context=parts.context,
+        expert=expert,
+        recomputed=recomputed,
+        hidden_exchange=hidden,
     )
 
 
 def _waited(
-    job: Job,
-    at: SplitColumns,
-    mlp: _Mlps,
-    expert: Work,
-    activation: FloatColumn,
-    passes: tuple[FloatColumn, FloatColumn],
-) -> Work:
-    """Return what is waited for of the exchange: all of it, unless it runs beside another micro-batch's `passes` or
-    beside the shared expert, whose first products run while tokens go and whose last ones while they come back
-    (megatron/core/transformer/moe/shared_experts.py, core 0.19)."""
-    forward, backward = passes
-    if job.techniques.delay_weight_gradients:
-        return beside_another_microbatch(expert, [forward + backward])
-    if job.techniques.overlap_expert_communication:
-        return beside_another_microbatch(expert, _beside_exchanges(at, mlp, activation, forward, backward))
-    if job.techniques.overlap_shared_expert:
-        shared = mlp.every_token.work(at.tokens, at.share, at.per_tensor)
-        return Work(exposed(expert.forward, shared.forward), exposed(expert.backward, shared.backward))
-    return expert
-
-
-def _beside_exchanges(
-    at: SplitColumns, mlp: _Mlps, activation: FloatColumn, forward: FloatColumn, backward: FloatColumn
-) -> list[FloatColumn]:
-    """Return the seconds of attention and of the mixture, forward and backward; a mixture's activation takes as long
-    again backward as its inputs and outputs are more."""
-    assert mlp.experts is not None
-    products = mlp.experts + mlp.every_token.work(at.tokens, at.share, at.per_tensor)
-    mixture = products.forward + activation, np.minimum(products.backward + activation, backward)
-    return [forward - mixture[0], mixture[0], backward - mixture[1], mixture[1]]
-
-
-def _chunks_again(job: Job, mlp: _Mlps) -> bool:
-    """Whether a chunked MLP is recomputed before its backward pass (Luo et al. 2024, MsT)."""
-    return job.techniques.mlp_chunks > 1 and job.facts.layer.mlp_chunks_recomputed and mlp.launches is None
-
-
-def _tokens_again(job: Job, at: SplitColumns, forward: FloatColumn) -> FloatColumn:
-    """Return the seconds of recomputing the tokens whose activations are not swapped: all of a layer but attention,
-    whose output is swapped whole (MEMO, Zhao et al. 2025, section 4.1). Full recompute does it anyway. What-if."""
-    share = (1.0 - job.techniques.swapped_share) * (at.layouts.recompute != RECOMPUTE_FULL)
-    return np.asarray(share * forward)
+    job: Job, at: SplitColumns, parts: LayerParts, exchange: Work, passes: tuple[FloatColumn, FloatColumn]
+) -> tuple[Work, FloatColumn | None]:
+    """Return what is waited for of the exchange of tokens, and the seconds of it that the passes of another micro-batch
+    hide, None where they hide none."""
+    for effect in time_effects(job):
+        waited = effect.waited(at, parts, exchange, passes)
+        if waited is not None:
+            return waited, exchange.both - waited.both if effect.pairs_microbatches else None
+    return exchange, None
 
 
 def _mixture_launches(
@@ -404,70 +333,3 @@ def _adapter_elements(job: Job, at: SplitColumns, adapters: Adapters, layer: Lay
             of_row = moved.adapter_input_elements[each] * matrix.inputs + moved.adapter_output_elements[each] * columns
             elements = elements + of_row * rows
     return elements
-
-
-def _recomputed(
-    job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts, forward: FloatColumn
-) -> tuple[FloatColumn, float | FloatColumn]:
-    """Return the seconds of forward work recomputed before the backward pass, with its communication, and the kernels
-    launched for it. Full recompute does all of a layer again, by the method "block" of some layers of each model chunk
-    alone. Selective recompute does what its modules name (megatron/core/transformer/transformer_layer.py, core 0.19).
-    """
-    recompute = at.layouts.recompute
-    whole = forward + 2.0 * len(parts.layer.branches) * parts.tensor.seconds
-    for exchange in (parts.context, parts.expert):
-        if exchange is not None:
-            whole = whole + exchange.forward
-    share = _full_share(job, at)
-    recomputed, kernels = share * whole, share * parts.mlp.kernels[0]
-    selective = recompute == RECOMPUTE_SELECTIVE
-    if not np.any(selective):
-        return recomputed, kernels
-    some, some_kernels = _of_modules(job, at, pace, parts)
-    return np.where(selective, some, recomputed), np.where(selective, some_kernels, kernels)
-
-
-def _full_share(job: Job, at: SplitColumns) -> FloatColumn:
-    """Return the share of all layers that full recompute recomputes; 0 where it is not used."""
-    lay = at.layouts
-    full: FloatColumn = (lay.recompute == RECOMPUTE_FULL).astype(np.float64)
-    if job.techniques.recompute_method != "block" or not np.any(lay.recompute_layers):
-        return full
-    counted = np.minimum(lay.recompute_layers * (at.pipeline * at.chunks) / job.shape.num_layers, 1.0)
-    return full * np.where(lay.recompute_layers > 0, counted, 1.0)
-
-
-def _of_modules(job: Job, at: SplitColumns, pace: DevicePace, parts: _Parts) -> tuple[FloatColumn, float | FloatColumn]:
-    """Return the forward seconds of the modules selective recompute names, and their kernels."""
-    launched = parts.mlp.kernels[0]
-    of_mlp = parts.mlp.every_token.work(at.tokens, at.share, at.per_tensor).forward  # or of a shared expert
-    roles = {block.role for block in parts.layer.blocks}
-
-    def has(*names: str) -> bool | BoolColumn:
-        return reduce(or_, (at.layer.recomputes(name) for name in names))
-
-    modules: list[tuple[bool | BoolColumn, FloatColumn, float | FloatColumn]] = [(has("layernorm"), parts.norms, 2.0)]
-    if ATTENTION in roles:
-        attention = parts.scores.forward if parts.context is None else parts.scores.forward + parts.context.forward
-        modules.insert(0, (has("core_attn"), attention, 2.0))
-    up = [matrix for block in parts.layer.blocks for matrix in block.up_projections]
-    if up and np.any(has("mla_up_proj")):
-        up_projections = rates(job, pace, up).work(at.tokens, at.share, at.per_tensor)
-        modules.append((has("mla_up_proj"), up_projections.forward, 4.0))
-    if parts.expert is None and MLP in roles:
-        alone = MLP_SHARE if len(roles) > 1 else 1.0
-        modules.append((has("mlp"), of_mlp + parts.activation + 2.0 * parts.tensor.seconds, alone * launched))
-    if parts.expert is not None:
-        assert parts.mlp.experts is not None
-        experts = parts.mlp.experts.forward + parts.activation + parts.expert.forward
-        modules += [(has("moe"), experts, 0.6 * launched), (has("moe_act"), parts.activation, 1.0)]
-        modules.append((has("shared_experts", "moe"), of_mlp, 0.0))
-    seconds: FloatColumn = np.zeros(len(at))
-    kernels: float | FloatColumn = 0.0 * launched
-    for recomputed, more, launches in modules:
-        if recomputed is True:
-            seconds, kernels = seconds + more, kernels + launches
-        elif recomputed is not False:
-            share = np.asarray(recomputed, dtype=np.float64)
-            seconds, kernels = seconds + share * more, kernels + share * launches
-    return seconds, kernels

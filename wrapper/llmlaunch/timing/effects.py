@@ -1,0 +1,72 @@
+"""What a technique does to the time of a step, as one object: its `TimeEffect`.
+
+Every module of `techniques/` has one. The engine knows none of them by name: where work is repeated, hidden or added,
+it asks the effects in use, in order. So a technique that changes time is one module there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from llmlaunch.columns import FloatColumn
+from llmlaunch.layers.layer import Layer
+from llmlaunch.memory.effects import effects_in
+from llmlaunch.memory.job import Job
+from llmlaunch.timing.layer_parts import LayerParts, Repeated
+from llmlaunch.timing.products import DevicePace, SplitColumns, Work
+
+__all__ = ["TimeEffect", "time_effects"]
+
+
+class TimeEffect:
+    """What one technique does to the time of a step. A method that a technique does not write changes nothing.
+
+    Effects are asked in the order of their `order`, and of the names of their modules where that is equal.
+    """
+
+    order = 1
+    pairs_microbatches = False  # whether the passes of another micro-batch hide what a layer exchanges
+
+    def on(self, job: Job) -> bool:
+        """Whether the job uses the technique, or any of its layouts may."""
+        return True
+
+    # of one layer and one micro-batch
+
+    def pace(self, pace: DevicePace, layer: Layer) -> DevicePace:
+        """Return what the device reaches in a layer, which is `pace` without the technique."""
+        return pace
+
+    def element_wise(self, job: Job, at: SplitColumns, pace: DevicePace, parts: LayerParts) -> Work | None:
+        """Return the seconds of element-wise operations that come on top of the `parts`; None for none."""
+        return None
+
+    def repeated(self, job: Job, at: SplitColumns, pace: DevicePace, parts: LayerParts) -> Repeated | None:
+        """Return the forward work that is done again before the backward pass; None for none."""
+        return None
+
+    def waited(
+        self, at: SplitColumns, parts: LayerParts, exchange: Work, passes: tuple[FloatColumn, FloatColumn]
+    ) -> Work | None:
+        """Return what is waited for of the `exchange` of the experts' tokens beside both `passes` of a layer; None
+        where the technique hides nothing. The first one that hides some decides."""
+        return None
+
+    def module_host_seconds(self, seconds: float) -> float:
+        """Return the seconds in which the host launches a kernel of a mixture's modules, which are so many without the
+        technique."""
+        return seconds
+
+
+@cache
+def _all_effects() -> Sequence[TimeEffect]:
+    return effects_in("llmlaunch.timing.techniques", TimeEffect)
+
+
+def time_effects(job: Job) -> tuple[TimeEffect, ...]:
+    """Return the effects that the job uses, in order. The job carries the answer."""
+    known: tuple[TimeEffect, ...] | None = vars(job).get("time_effects")
+    if known is None:
+        known = vars(job)["time_effects"] = tuple(effect for effect in _all_effects() if effect.on(job))
+    return known
