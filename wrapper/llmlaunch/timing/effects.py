@@ -58,6 +58,16 @@ class TimeEffect:
         technique."""
         return seconds
 
+    # of the head and the loss
+
+    def logit_bytes(self, moved: float) -> float:
+        """Return the bytes that the loss reads and writes for each logit, which are `moved` without the technique."""
+        return moved
+
+    def repeated_head(self, head: Work) -> FloatColumn | None:
+        """Return the seconds in which work of the `head` is done again before its backward pass; None for none."""
+        return None
+
 
 @cache
 def _all_effects() -> Sequence[TimeEffect]:

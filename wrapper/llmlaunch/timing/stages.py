@@ -19,14 +19,13 @@ from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, all_ranks, least
 from llmlaunch.memory.techniques.trained_layers import trained_counts
 from llmlaunch.models.multipliers import Multipliers
+from llmlaunch.timing.effects import time_effects
 from llmlaunch.timing.exchange import expert_exchange, tensor_pass
 from llmlaunch.timing.layers import Collectives, LayerSeconds, forward_only, layer_seconds
 from llmlaunch.timing.products import DevicePace, SplitColumns, pace, rates, split_of
 from llmlaunch.timing.vision import encoder_seconds
 
 __all__ = [
-    "EAGER_LOSS_BYTES",
-    "NATIVE_LOSS_BYTES",
     "Ends",
     "FullestStage",
     "Pieces",
@@ -40,13 +39,6 @@ __all__ = [
     "stages",
     "stages_in_balance",
 ]
-
-
-# Per logit of a compiled loss. Kernel by kernel the eager one reads and writes 52 bytes (to fp32, maximum, difference,
-# exponential, sum, quotient, gradient, to bf16), the compiled one 32 (megatron/core/tensor_parallel/cross_entropy.py,
-# fusions/fused_cross_entropy.py, core 0.19); of the first 24 are counted, because parts stay in the cache.
-EAGER_LOSS_BYTES = 24.0
-NATIVE_LOSS_BYTES = EAGER_LOSS_BYTES * 32.0 / 52.0
 
 
 @frozen
@@ -135,8 +127,7 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     """Return the seconds of both ends. Embedding: rows looked up and their gradients added, a scatter over tensor
     parallelism and its reverse. Head: the input gathered, the product, the logits read and written by the loss about as
     often as they are kept alive, the gradient scattered beside the weight's. Gathered logits travel once too, a
-    vocabulary wide. A tiled loss repeats the forward product (Luo et al. 2024, MsT). A vision encoder runs before
-    all."""
+    vocabulary wide. A vision encoder runs before all."""
     shape, facts = job.shape, job.facts
     hidden = facts.layer.activation_bytes * shape.hidden_size / pace.element_wise
     exchange = 2.0 * one_pass
@@ -154,8 +145,8 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     head = product.work(at.tokens, at.share, at.per_tensor)
     passes = 1.0 if facts.loss.fused_loss is not None else 3.0
     logit_traffic = passes * (facts.loss.logit_bytes + facts.loss.logit_gradient_bytes)
-    if job.techniques.loss in ("native", "te"):  # nobody has measured Transformer Engine's, which moves fewer bytes
-        logit_traffic = NATIVE_LOSS_BYTES
+    for effect in time_effects(job):
+        logit_traffic = effect.logit_bytes(logit_traffic)
     if constants.logits is not None:
         logit_traffic = logit_traffic + 4.0 * facts.layer.activation_bytes  # read and written forward and backward
     over = at.tokens if facts.loss.logits_gathered else at.share
@@ -163,8 +154,9 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     if facts.loss.logits_gathered:
         exchange = exchange + (vocabulary / shape.hidden_size) * one_pass
     last = {"matrix_products": head.both, "element_wise": loss, "tensor_parallel": exchange}
-    if job.techniques.loss == "tiled":
-        last["recompute"] = head.forward
+    again = [seconds for effect in time_effects(job) if (seconds := effect.repeated_head(head)) is not None]
+    if again:
+        last["recompute"] = reduce(np.add, again)
     if shape.mtp_num_layers:
         last = {name: (1.0 + shape.mtp_num_layers) * column for name, column in last.items()}
     return Ends(first, last)

@@ -19,7 +19,7 @@ from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, R
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques.cuda_graphs import FULL_ITERATION
-from llmlaunch.timing.stages import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
+from llmlaunch.timing.techniques.native_loss import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
 
 __all__ = ["state_techniques", "step_techniques", "usable_libraries"]
 
