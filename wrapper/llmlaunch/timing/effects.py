@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from llmlaunch.columns import FloatColumn
+from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.layers.layer import Layer
-from llmlaunch.memory.effects import effects_in
+from llmlaunch.layout import LayoutColumns
+from llmlaunch.memory.effects import Column, effects_in
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.layer_parts import LayerParts, Repeated
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
@@ -27,6 +28,7 @@ class TimeEffect:
 
     order = 1
     pairs_microbatches = False  # whether the passes of another micro-batch hide what a layer exchanges
+    fills_and_drains = True  # whether the slowest stage of a pipeline waits once a step for all others
 
     def on(self, job: Job) -> bool:
         """Whether the job uses the technique, or any of its layouts may."""
@@ -67,6 +69,22 @@ class TimeEffect:
     def repeated_head(self, head: Work) -> FloatColumn | None:
         """Return the seconds in which work of the `head` is done again before its backward pass; None for none."""
         return None
+
+    # of a pipeline
+
+    def bubble(self, at: SplitColumns, bubble: FloatColumn, weight_gradients: Column) -> FloatColumn:
+        """Return the seconds in which the slowest stage waits for the others to fill and drain, which are `bubble`
+        without the technique; the others make `weight_gradients` in so many seconds."""
+        return bubble
+
+    def hiding_times(self, at: SplitColumns, microbatches: FloatColumn, times: FloatColumn) -> FloatColumn:
+        """Return the number of micro-batches whose passes run beside transfers that happen once a step, which are
+        `times` without the technique."""
+        return times
+
+    def overlaps_update(self, layouts: LayoutColumns) -> bool | BoolColumn:
+        """Whether gradients and parameters travel beside the passes of the next batch."""
+        return False
 
 
 @cache

@@ -15,6 +15,7 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
+from llmlaunch.timing.effects import time_effects
 from llmlaunch.timing.layers import KINDS, LayerSeconds
 from llmlaunch.timing.network import (
     copied,
@@ -238,24 +239,21 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
 
 def fills_and_drains(job: Job) -> bool:
     """Whether the slowest stage of a pipeline waits once a step for all others to fill and drain."""
-    return job.techniques.weight_versions == 1 and not job.techniques.zero_bubble
+    return all(effect.fills_and_drains for effect in time_effects(job))
 
 
 def _bubble(job: Job, at: SplitColumns, parts: Pieces, stages_: Stages) -> FloatColumn:
-    """Return the seconds in which the slowest stage waits for the others to fill and drain. Two versions of the weights
-    let the next batch in before the last one is out: nobody waits (PipeDream-2BW, Narayanan et al. 2021, section 3.1).
-    With weight gradients apart, gradients of inputs are handed on before them, so a stage waits for those of the others
-    no longer, and computes as many of its own meanwhile: ZB-H1's (p - 1)(F + B - W) in place of (p - 1)(F + B + W) (Qi
-    et al. 2024, section 2.1). It has no chunks. Both are what-ifs."""
+    """Return the seconds in which the slowest stage waits for the others to fill and drain."""
+
+    def weight_gradients() -> FloatColumn:
+        # the backward pass of a product is that of its input, as long as forward, and the weights'
+        others = [count - slowest for count, slowest in zip(model_of(job.shape).counts, stages_.layers, strict=True)]
+        return of_counts(others, [layer.linears.backward - layer.linears.forward for layer in parts.layers])
+
     bubble: FloatColumn = np.maximum(stages_.all_seconds - stages_.slowest_seconds, 0.0) / at.chunks
-    if job.techniques.weight_versions > 1:
-        return 0.0 * bubble
-    if not job.techniques.zero_bubble:
-        return bubble
-    # the backward pass of a product is that of its input, as long as forward, and the weights'
-    others = [count - slowest for count, slowest in zip(model_of(job.shape).counts, stages_.layers, strict=True)]
-    gradients = of_counts(others, [layer.linears.backward - layer.linears.forward for layer in parts.layers])
-    return np.where(at.chunks > 1.0, bubble, np.maximum(bubble - 2.0 * gradients, 0.0))
+    for effect in time_effects(job):
+        bubble = effect.bubble(at, bubble, weight_gradients)
+    return bubble
 
 
 def _unpaired_exchange(job: Job, parts: Pieces) -> FloatColumn | None:
@@ -328,13 +326,11 @@ def _launched(parts: Pieces, stages_: Stages) -> FloatColumn:
 def _times(job: Job, at: SplitColumns, m: FloatColumn) -> FloatColumn:
     """Return the number of micro-batches whose passes run beside transfers that happen once a step: one, and where a
     rank runs v chunks in turn, p of all chunks but one, because buckets belong to a chunk (megatron/core/distributed/
-    param_and_grad_buffer.py, core 0.19). A pipeline with two versions of the weights reduces the gradients of a batch
-    beside all of the next one (PipeDream-2BW, Narayanan et al. 2021, section 3.3: max(computation, communication /
-    m))."""
+    param_and_grad_buffer.py, core 0.19)."""
     if not np.any(at.layouts.virtual_pipeline > 1):
         times = np.ones(len(at))
     else:
         times = (1.0 + (at.chunks - 1.0) * at.pipeline) / at.chunks
-    if job.techniques.weight_versions > 1:
-        times = np.where(at.pipeline > 1.0, np.maximum(m, times), times)
+    for effect in time_effects(job):
+        times = effect.hiding_times(at, m, times)
     return times

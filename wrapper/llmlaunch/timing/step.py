@@ -20,6 +20,7 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
+from llmlaunch.timing.effects import time_effects
 from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.products import pace, split_of
@@ -126,7 +127,7 @@ def update_seconds(
     sharding, each = job.facts.states.full_sharding, zero >= 2
     if sharding is not None and sharding.keeps_stage:
         each = each & (layouts.pipeline == 1)
-    sharded, two_versions = zero > 0, (job.techniques.weight_versions > 1) & (layouts.pipeline > 1)
+    sharded, beside_next = zero > 0, _beside_next_batch(job, layouts)
     return UpdateSeconds(
         reduce_seconds=np.where(zero > 0, reduce, 2.0 * reduce),
         gather_seconds=np.where(zero > 0, gather, 0.0),
@@ -135,10 +136,18 @@ def update_seconds(
         reduce_each=each,
         gather_each=each & (zero >= 3),
         gather_again=np.full(len(layouts), _trained_share(job)),
-        reduce_overlapped=(sharded & (each | (not job.facts.foreign.reduced_at_end))) | two_versions,
-        gather_overlapped=((zero >= 3) if job.facts.zero.gathered_in_step else sharded) | two_versions,
+        reduce_overlapped=(sharded & (each | (not job.facts.foreign.reduced_at_end))) | beside_next,
+        gather_overlapped=((zero >= 3) if job.facts.zero.gathered_in_step else sharded) | beside_next,
         gather_hooked=zero >= 3,
     )
+
+
+def _beside_next_batch(job: Job, layouts: LayoutColumns) -> BoolColumn:
+    """Return for each layout whether gradients and parameters travel beside the passes of the next batch."""
+    beside = np.zeros(len(layouts), dtype=np.bool_)
+    for effect in time_effects(job):
+        beside = beside | effect.overlaps_update(layouts)
+    return beside
 
 
 def _scatter_and_gather(
