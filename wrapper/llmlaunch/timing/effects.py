@@ -17,7 +17,9 @@ from llmlaunch.memory.job import Job
 from llmlaunch.timing.layer_parts import LayerParts, Repeated
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 
-__all__ = ["TimeEffect", "time_effects"]
+__all__ = ["Kernels", "TimeEffect", "time_effects"]
+
+Kernels = tuple[float, float]  # forward and backward
 
 
 class TimeEffect:
@@ -28,6 +30,7 @@ class TimeEffect:
 
     order = 1
     pairs_microbatches = False  # whether the passes of another micro-batch hide what a layer exchanges
+    asks_for_counts = True  # whether the host waits for the number of tokens that each expert gets
     fills_and_drains = True  # whether the slowest stage of a pipeline waits once a step for all others
 
     def on(self, job: Job) -> bool:
@@ -59,6 +62,10 @@ class TimeEffect:
         """Return the seconds in which the host launches a kernel of a mixture's modules, which are so many without the
         technique."""
         return seconds
+
+    def captured(self, job: Job, mixture: bool) -> Kernels | None:
+        """Return the kernels of a layer, with or without a `mixture`, that no host launches; None for all of them."""
+        return 0.0, 0.0
 
     # of the head and the loss
 

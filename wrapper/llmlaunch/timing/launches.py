@@ -15,9 +15,8 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory.job import Job
-from llmlaunch.memory.techniques.cuda_graphs import captured_kernels
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.effects import time_effects
+from llmlaunch.timing.effects import Kernels, time_effects
 from llmlaunch.timing.products import DevicePace
 
 __all__ = ["MixtureLaunches", "captured_share", "mixture_launches"]
@@ -38,8 +37,19 @@ BIASED_EXPERT_KERNELS = (2.0, 6.0)
 
 def captured_share(job: Job, kernels: tuple[float, float]) -> float:
     """Return the share of a dense layer's `kernels`, (forward, backward), that CUDA graphs hold."""
-    captured = captured_kernels(job.techniques, mixture=False)
+    captured = _captured(job, mixture=False)
     return 1.0 if captured is None else sum(captured) / sum(kernels)
+
+
+def _captured(job: Job, mixture: bool) -> Kernels | None:
+    """Return the kernels of a layer, with or without a `mixture`, that no host launches; None for all of them."""
+    forward = backward = 0.0
+    for effect in time_effects(job):
+        held = effect.captured(job, mixture)
+        if held is None:
+            return None
+        forward, backward = forward + held[0], backward + held[1]
+    return forward, backward
 
 
 @frozen
@@ -63,7 +73,7 @@ class MixtureLaunches:
         for effect in time_effects(job):
             each = effect.module_host_seconds(each)
         expert = pace.host_seconds_factor * constant("expert_kernel_host_seconds")
-        captured = captured_kernels(job.techniques, mixture=True)
+        captured = _captured(job, mixture=True)
         if captured is None:
             return np.zeros_like(self.experts[0]), np.zeros_like(self.experts[1])
         return (
@@ -81,7 +91,7 @@ class MixtureLaunches:
     ) -> FloatColumn:
         """Return the seconds of a layer that launches add to the `device` seconds of both passes, which the host
         launches in `host` seconds."""
-        captured = captured_kernels(job.techniques, mixture=True)
+        captured = _captured(job, mixture=True)
         gap, graph_gap = constant("kernel_seconds"), constant("graph_kernel_seconds")
         every = self.modules[0] + self.experts[0], self.modules[1] + self.experts[1] + repeated
         if captured is None:
@@ -92,7 +102,7 @@ class MixtureLaunches:
             )
             for place in (0, 1)
         ]
-        counts_asked_for = job.techniques.expert_rank_capacity_factor is None
+        counts_asked_for = all(effect.asks_for_counts for effect in time_effects(job))
         return np.asarray(
             waits[0] + waits[1] + counts_asked_for * pace.host_seconds_factor * constant("synchronisation_seconds")
         )
