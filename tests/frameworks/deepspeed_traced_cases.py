@@ -45,6 +45,11 @@ LFM2 = (
     f"model={{family: lfm2, {SIZES}, vocab_size: 2048, tied_embeddings: true, qk_layernorm: true, "
     "short_convolution: {attention_layers: [1]}}"
 )
+GRANITE = (
+    "model={family: granite, num_layers: 2, hidden_size: 4096, ffn_hidden_size: 8192, num_attention_heads: 32, "
+    "num_query_groups: 8, max_position_embeddings: 8192, vocab_size: 2048, attention_scale: 16384.0, "
+    "multipliers: {embedding: 12.0, logits: 0.0625, residual: 0.22}}"
+)
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,8 @@ CASES = (
         microbatches=1,
     ),
     Case("GPT-2", split(2), model=GPT2),
+    Case("multipliers", split(2, recompute=RECOMPUTE_FULL), model=GRANITE, length=8192, microbatches=1),
+    Case("multiplied logits in pieces", split(2, recompute=RECOMPUTE_FULL), (PIECES,), GRANITE, 8192, 1),
     Case("convolutions", split(2), model=LFM2, length=8192, microbatches=1),
     Case("convolutions beside an MLP in pieces", split(2), ("layout={mlp_chunks: 8}",), LFM2, 8192, 1),
     Case(

@@ -49,6 +49,9 @@ LATENT = {
     **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
     **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4},
 }
+CONSTANTS = {
+    **{"embedding_multiplier": 3.0, "logits_scaling": 0.5, "residual_multiplier": 0.7, "attention_multiplier": 0.2},
+}
 # From configurations of Hugging Face's; the other families train from our own, below.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": BASE,
@@ -61,6 +64,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": BASE | {"sliding_window": 32},
     "lfm2": BASE | {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1]},
     "phi3": BASE | {"pad_token_id": None},
+    "granite": BASE | CONSTANTS,
     "gemma": BASE,
     "gemma2": BASE | WINDOWS,
     "gemma3_text": BASE | WINDOWS,
@@ -74,6 +78,8 @@ ALSO_SPLIT = {
     "qwen3, tensor": Layout(tensor=2, micro_batch_size=8, zero_stage=3),
     "gemma3_text, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "lfm2, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
+    "granite, tensor": Layout(tensor=2, micro_batch_size=8, zero_stage=1),
+    "granite, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "deepseek_v3, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "gemma, context": Layout(context=2, micro_batch_size=8, zero_stage=1),
 }

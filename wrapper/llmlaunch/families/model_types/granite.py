@@ -1,0 +1,61 @@
+"""Granite 3 (transformers/models/granite, 5.23): Llama with constants that multiply the embedding, scores, what
+attention and the MLP add to the residual stream, and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from llmlaunch.documents.validate import BadKey
+from llmlaunch.families.config_keys import DECODER, ConfigKey, positive, read_keys
+from llmlaunch.families.decoder import OLD_CLASS, silu_decoder
+from llmlaunch.families.family import Family
+from llmlaunch.families.reader import ConfigReader
+from llmlaunch.models.shape import ModelShape, Multipliers
+
+DIGITS = 9  # behind the point of a scale, so that its root and square are the same number
+
+CONSTANTS = (
+    ConfigKey("embedding_multiplier", "multipliers.embedding", positive),
+    ConfigKey("residual_multiplier", "multipliers.residual", positive),
+)
+
+
+def read(reader: ConfigReader) -> ModelShape:
+    """The class multiplies by 1, too, and divides logits."""
+    bias = reader.flag("attention_bias")
+    if bias != reader.flag("mlp_bias"):
+        raise BadKey(("attention_bias",), "attention_bias and mlp_bias must be both true or both false here")
+    shape = replace(silu_decoder(reader), linear_bias=bias)
+    scale = round(positive(reader, "attention_multiplier") ** -2, DIGITS)
+    constants = Multipliers(**read_keys(reader, CONSTANTS), logits=1.0 / positive(reader, "logits_scaling"))
+    return replace(shape, attention_scale=None if scale == shape.head_dim else scale, multipliers=constants)
+
+
+def write(shape: ModelShape) -> dict[str, Any]:
+    constants = shape.multipliers or Multipliers()
+    return {
+        "attention_bias": shape.linear_bias,
+        "mlp_bias": shape.linear_bias,
+        "attention_multiplier": (shape.attention_scale or shape.head_dim) ** -0.5,
+        "logits_scaling": 1.0 / (constants.logits or 1.0),
+    }
+
+
+FAMILY = Family(
+    read=read,
+    write=write,
+    keys=(*DECODER, *CONSTANTS),
+    defaults={
+        **OLD_CLASS,
+        "mlp_bias": False,
+        "attention_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+    },
+    names={"attention_scale": "attention_multiplier", "multipliers.logits": "logits_scaling"},
+    needs=("multipliers",),
+    mark=lambda shape: shape.multipliers is not None and shape.multipliers.residual is not None,
+    precedence=210,
+)
