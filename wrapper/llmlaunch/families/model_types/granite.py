@@ -54,7 +54,7 @@ FAMILY = Family(
         "logits_scaling": 1.0,
         "residual_multiplier": 1.0,
     },
-    names={"attention_scale": "attention_multiplier", "multipliers.logits": "logits_scaling"},
+    other_keys={"attention_scale": "attention_multiplier", "multipliers.logits": "logits_scaling"},
     needs=("multipliers",),
     mark=lambda shape: shape.multipliers is not None and shape.multipliers.residual is not None,
     precedence=210,
