@@ -33,8 +33,9 @@ from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, GraphScope
 from llmlaunch.techniques.paged_stash import PagedStash
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import distinct_parts, expert_exchange
+from llmlaunch.timing.host_transfers import moves_activations, moving_seconds
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
-from llmlaunch.timing.network import host_link_bytes_per_second, moves_activations, moving_seconds
+from llmlaunch.timing.network import host_link_bytes_per_second
 from llmlaunch.timing.products import Work, pace, split_of
 from llmlaunch.timing.techniques.expert_overlap import beside_another_microbatch
 from support.changed_facts import changed

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import cache
 
 from llmlaunch.columns import BoolColumn, FloatColumn
+from llmlaunch.layers.columns import Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.effects import Column, effects_in
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.timing.layer_parts import LayerParts, Repeated
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 
@@ -66,6 +67,17 @@ class TimeEffect:
     def captured(self, job: Job, mixture: bool) -> Kernels | None:
         """Return the kernels of a layer, with or without a `mixture`, that no host launches; None for all of them."""
         return 0.0, 0.0
+
+    # of activations that wait in host memory
+
+    def moves(self, job: Job, layouts: LayoutColumns) -> bool:
+        """Whether activations of any layout travel there."""
+        return False
+
+    def moved(self, job: Job, rows: RankColumns, layers: Size, moved: Sequence[FloatColumn]) -> Sequence[FloatColumn]:
+        """Return the bytes of one layer of each group and micro-batch that travel there from a stage with so many
+        `layers`, which are `moved` without the technique."""
+        return moved
 
     # of the head and the loss
 

@@ -9,22 +9,11 @@ network between the job's nodes was measured (`Cluster.network`), each group run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import reduce
-
 import numpy as np
 
 from llmlaunch.cluster.profile import Cluster, HostLink, Link
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.columns import Size
-from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
-from llmlaunch.memory.activations import kept_by_layer
-from llmlaunch.memory.job import Job, without_layers
-from llmlaunch.memory.techniques.offload import offloads_modules, without_offloaded_modules
-from llmlaunch.memory.techniques.paged_stash import equal_share
-from llmlaunch.memory.techniques.swap import swapped_by_layer
-from llmlaunch.memory.tokens import layer_input
 from llmlaunch.timing.constants import constant
 
 __all__ = [
@@ -36,9 +25,6 @@ __all__ = [
     "host_link_bytes_per_second",
     "in_domain",
     "links",
-    "moves_activations",
-    "moving_seconds",
-    "moving_seconds_of_layers",
     "neighbour",
     "pipeline_hop",
     "ring",
@@ -240,48 +226,3 @@ def host_link_bytes_per_second(cluster: Cluster) -> float:
     link = host_link(cluster)
     carried = constant("host_link_efficiency") * link.bytes_per_second / cluster.devices_per_uplink
     return min(carried, link.memory_bytes_per_second) / cluster.host_seconds_factor
-
-
-def moves_activations(job: Job, layouts: LayoutColumns) -> bool:
-    """Whether any layout's activations wait in host memory."""
-    techniques = job.techniques
-    always = offloads_modules(techniques, layouts) or techniques.offload_checkpoints or techniques.swapped_share
-    return bool(always) or spilled_share(job) > 0 or bool(np.any(layouts.offload_layers))
-
-
-def spilled_share(job: Job) -> float:
-    """Return what the device's pages cannot take of the activations of experts, where the busiest device's are as many
-    as usual, as a multiple of equally shared ones. It goes to pages in host memory, as far as there are any."""
-    stash = job.techniques.paged_stash
-    if stash is None:
-        return 0.0
-    return min(max(job.facts.mixture.expert_imbalance - stash.device_factor, 0.0), stash.host_factor)
-
-
-def moving_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns, layers: Sequence[Size]) -> FloatColumn:
-    """Return the seconds that one micro-batch's activations of a stage with so many layers of each kind travel to host
-    memory, and again back."""
-    each = moving_seconds_of_layers(job, cluster, layouts, reduce(np.add, layers))
-    return reduce(np.add, (count * seconds for count, seconds in zip(layers, each, strict=True)))
-
-
-def moving_seconds_of_layers(
-    job: Job, cluster: Cluster, layouts: LayoutColumns, layers: Size
-) -> tuple[FloatColumn, ...]:
-    """Return the seconds that one micro-batch's activations of a layer of each kind travel to host memory, on a stage
-    with so many layers: named modules, the first layers whole, full recompute's layer inputs, a share of all, or what
-    experts save beyond the device's pages."""
-    techniques = job.techniques
-    rows = without_layers(job, layouts)
-    here, on_device = without_offloaded_modules(job, rows.layouts)
-    whole, left = kept_by_layer(here, rows.with_layouts(on_device)), kept_by_layer(job, rows)
-    swapped = swapped_by_layer(job, rows) if techniques.swapped_share else [0.0 * each for each in left]
-    moved = [a - b + c for a, b, c in zip(whole, left, swapped, strict=True)]
-    if techniques.offload_checkpoints:
-        inputs = layer_input(job, rows)
-        moved = [np.where(layouts.recompute == RECOMPUTE_FULL, inputs, column) for column in moved]
-    if spilled_share(job):
-        spilled = zip(moved, equal_share(job, rows), strict=True)
-        moved = [some + spilled_share(job) * share for some, share in spilled]
-    share, rate = np.minimum(layouts.offload_layers / np.maximum(layers, 1.0), 1.0), host_link_bytes_per_second(cluster)
-    return tuple(((1.0 - share) * some + share * one) / rate for some, one in zip(moved, left, strict=True))

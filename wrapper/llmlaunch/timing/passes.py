@@ -16,15 +16,9 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import time_effects
+from llmlaunch.timing.host_transfers import moves_activations, moving_seconds, moving_seconds_of_layers
 from llmlaunch.timing.layers import KINDS, LayerSeconds
-from llmlaunch.timing.network import (
-    copied,
-    exposed,
-    moves_activations,
-    moving_seconds,
-    moving_seconds_of_layers,
-    pipeline_hop,
-)
+from llmlaunch.timing.network import copied, exposed, pipeline_hop
 from llmlaunch.timing.products import SplitColumns, split_of
 from llmlaunch.timing.stages import (
     FullestStage,
