@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from llmlaunch.memory.effects import all_effects
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.technique import declarations
 
 __all__ = ["once_for_rows"]
 
@@ -18,7 +19,7 @@ Result = TypeVar("Result")
 
 def once_for_rows(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
     """Cache a result for the same split, however many terms ask for it: a result that depends neither on what a layout
-    recomputes and offloads nor on the keys that effects name as `keys_of_moments`. The rows carry the answers, so they
+    recomputes and offloads nor on the techniques that effects name in `decides_moments`. The rows carry the answers, so they
     are gone with them; nobody may write into a column."""
 
     @wraps(function)
@@ -37,7 +38,7 @@ def _of_split(job: Job) -> Job:
     """Return the same job without what effects say of moments alone. The job carries the answer."""
     known: Job | None = vars(job).get("of_split")
     if known is None:
-        names = {key for effect in all_effects() for key in effect.keys_of_moments}
+        names = {key for effect in all_effects() for section in effect.decides_moments for key in declarations(section)}
         defaults: dict[str, Any] = {f.name: f.default for f in fields(Techniques) if f.name in names}
         known = vars(job)["of_split"] = replace(job, techniques=replace(job.techniques, **defaults))
     return known

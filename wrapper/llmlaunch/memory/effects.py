@@ -69,8 +69,8 @@ class Effect:
     """
 
     order = 1
-    # names in `Techniques` of what decides bytes of moments, or of states, and nothing that the split decides alone
-    keys_of_moments: tuple[str, ...] = ()
+    # sections of `Techniques` that decide bytes of moments, or of states, and nothing that the split decides alone
+    decides_moments: tuple[type[Any], ...] = ()
 
     def on(self, job: Job) -> bool:
         """Whether the job uses the technique, or any of its layouts may."""

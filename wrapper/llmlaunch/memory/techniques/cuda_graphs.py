@@ -28,7 +28,7 @@ from llmlaunch.memory.priced_layers import sum_without
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import layer_input
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, WHOLE_LAYER
+from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, WHOLE_LAYER, CudaGraphs
 
 __all__ = ["CudaGraphsEffect", "captured_activations", "captured_kernels"]
 
@@ -54,7 +54,7 @@ CAPTURED_TENSORS: Mapping[str, tuple[str, ...]] = {
 class CudaGraphsEffect(Effect):
     """A pool for what is captured, and the graphs."""
 
-    keys_of_moments = ("cuda_graphs",)
+    decides_moments = (CudaGraphs,)
 
     def on(self, job: Job) -> bool:
         """Where anything is captured."""

@@ -18,6 +18,7 @@ from llmlaunch.memory.weights import (
     tables,
     trained_parameters,
 )
+from llmlaunch.techniques.host_optimizer import HostOptimizer
 
 __all__ = ["HostOptimizerEffect"]
 
@@ -27,7 +28,7 @@ FP32_BYTES = 4.0  # the pinned tensors are fp32: whole flat partitions, or a par
 class HostOptimizerEffect(Effect):
     """DeepSpeed's CPU Adam, Megatron's hybrid optimizer."""
 
-    keys_of_moments = ("offload_optimizer",)
+    decides_moments = (HostOptimizer,)
 
     def optimizer_on_device(self, job: Job) -> float:
         """The rest."""

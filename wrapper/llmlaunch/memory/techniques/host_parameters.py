@@ -10,6 +10,7 @@ from llmlaunch.memory.effects import Effect, HostBytes
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.states import sharded_parameters
 from llmlaunch.memory.weights import added_parameters, rank_parameters
+from llmlaunch.techniques.host_parameters import HostParameters
 
 __all__ = ["HostParametersEffect"]
 
@@ -17,7 +18,7 @@ __all__ = ["HostParametersEffect"]
 class HostParametersEffect(Effect):
     """ZeRO 3 keeps the shards on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""
 
-    keys_of_moments = ("offload_parameters",)
+    decides_moments = (HostParameters,)
 
     def shards_on_device(self, job: Job) -> bool:
         """Where they are not on the host."""

@@ -18,6 +18,8 @@ from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.priced_layers import Gone, by_module
 from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.checkpoint_offload import CheckpointOffload
+from llmlaunch.techniques.module_offload import ModuleOffload, ModuleOffloadShare
 
 __all__ = ["OffloadEffect", "offloads_modules", "without_offloaded_modules"]
 
@@ -25,7 +27,7 @@ __all__ = ["OffloadEffect", "offloads_modules", "without_offloaded_modules"]
 class OffloadEffect(Effect):
     """Layouts say how many layers leave, and may name the modules; the job names them otherwise."""
 
-    keys_of_moments = ("offload_modules", "offload_fraction", "offload_checkpoints")
+    decides_moments = (ModuleOffload, ModuleOffloadShare, CheckpointOffload)
 
     def gone(self, c: LayerColumns, tensors: Tensors) -> Gone:
         """The tensors of offloaded modules."""

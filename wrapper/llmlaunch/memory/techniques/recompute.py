@@ -25,6 +25,7 @@ from llmlaunch.memory.loss import around_head, holds_heads
 from llmlaunch.memory.priced_layers import Gone, PricedLayers, by_module, either, job_columns, sum_without
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.models.vision import Vision
+from llmlaunch.techniques.recompute import Recompute
 
 __all__ = ["RecomputeEffect", "recomputed_layer"]
 
@@ -38,7 +39,7 @@ class RecomputeEffect(Effect):
     some layers of each rank and keeps the others whole ("block"; Megatron `--recompute-num-layers`).
     """
 
-    keys_of_moments = ("recompute_modules", "recompute_method")
+    decides_moments = (Recompute,)
     order = 0  # what is kept of a layer comes before where it is kept
 
     def kept(self, layers: PricedLayers, kind: int, gone: Gone, kept: Column) -> FloatColumn:

@@ -16,6 +16,7 @@ from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.tokens import layer_input
+from llmlaunch.techniques.swap import Swap
 
 __all__ = ["SwapEffect", "swapped_by_layer"]
 
@@ -26,7 +27,7 @@ class SwapEffect(Effect):
     """Rounding buffers hold a layer each, and what is not swapped is recomputed into them (MEMO, Zhao et al. 2025,
     section 4): whatever the share, nothing else of a layer stays."""
 
-    keys_of_moments = ("swapped_share",)
+    decides_moments = (Swap,)
     order = 2  # of what other techniques leave on the device
 
     def on(self, job: Job) -> bool:
