@@ -19,8 +19,8 @@ Result = TypeVar("Result")
 
 def once_for_rows(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
     """Cache a result for the same split, however many terms ask for it: a result that depends neither on what a layout
-    recomputes and offloads nor on the techniques that effects name in `decides_moments`. The rows carry the answers, so they
-    are gone with them; nobody may write into a column."""
+    recomputes and offloads nor on the techniques that effects name in `decides_moments`. The rows carry the answers, so
+    they are gone with them; nobody may write into a column."""
 
     @wraps(function)
     def answer(job: Job, rows: RankColumns) -> Result:
