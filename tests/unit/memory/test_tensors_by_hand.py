@@ -348,6 +348,16 @@ def test_muon_spares_a_state_of_the_experts_matrices_too() -> None:
     assert (adam.optimizer - muon.optimizer)[0] == pytest.approx(spared)
 
 
+def test_muon_spares_a_state_of_the_matrices_of_the_last_layers_where_these_alone_are_trained() -> None:
+    layout, last = Layout(tensor=2, data=4, expert=4, zero_stage=1), Techniques(trained_layers=2)
+    weights = [w for w in layer_weights(MIXTRAL, layout, mixture=True) if w.is_linear] * 2
+    facts = [megatron_facts(MegatronOptions(muon=muon)) for muon in (False, True)]
+    rows = all_ranks(job_of(MIXTRAL, layout), LayoutColumns.of([layout]))
+    adam, muon = (states(job_of(MIXTRAL, layout, each, last), rows) for each in facts)
+    spared = 4 * (elements(weights, is_expert=False) / 4 + elements(weights, is_expert=True) / 2)
+    assert (adam.optimizer - muon.optimizer)[0] == pytest.approx(spared)
+
+
 def test_a_second_version_of_a_mixture_has_its_experts_too() -> None:
     layout = Layout(tensor=2, data=4, expert=4, zero_stage=1)
     job, rows = priced(MIXTRAL, layout, Techniques(weight_versions=3))

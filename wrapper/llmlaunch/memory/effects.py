@@ -13,6 +13,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+import numpy as np
+
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import Saved, Tensors
@@ -209,9 +211,9 @@ class Effect:
         bytes, or of `tables` where those of the embedding are more."""
         return moments
 
-    def connections(self, job: Job, rows: RankColumns) -> Size:
+    def connections(self, job: Job, rows: RankColumns) -> FloatColumn:
         """Return what connections of communicators hold outside torch."""
-        return 0.0
+        return np.zeros(len(rows))
 
     def outside_torch(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
         """Return terms of what else is outside torch."""
@@ -250,9 +252,9 @@ class Effect:
         `matrices` without the technique."""
         return matrices
 
-    def added_parameters(self, job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn] | None:
+    def added_parameters(self, job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
         """Return the (dense, expert) parameters on a device beside those of the model."""
-        return None
+        return np.zeros(len(rows)), np.zeros(len(rows))
 
     def frees_gathered(self, job: Job, rows: RankColumns) -> bool | BoolColumn:
         """Whether nothing that a forward pass saves holds a gathered parameter."""

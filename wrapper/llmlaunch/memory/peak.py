@@ -229,10 +229,7 @@ def _exchange_bytes(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _connections(job: Job, rows: RankColumns) -> FloatColumn:
-    held = np.zeros(len(rows))
-    for effect in effects_of(job, Effect.connections):
-        held = held + effect(job, rows)
-    return held
+    return sum((effect(job, rows) for effect in effects_of(job, Effect.connections)), np.zeros(len(rows)))
 
 
 def _terms_outside_torch(job: Job, rows: RankColumns) -> Moment:

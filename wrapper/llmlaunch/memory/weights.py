@@ -222,9 +222,6 @@ def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> R
 
 def added_parameters(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """Return the (dense, expert) parameters on a device that techniques add to those of the model."""
-    dense, expert = np.zeros(len(rows)), np.zeros(len(rows))
-    for effect in effects_of(job, Effect.added_parameters):
-        more = effect(job, rows)
-        if more is not None:
-            dense, expert = dense + more[0], expert + more[1]
-    return dense, expert
+    added = [effect(job, rows) for effect in effects_of(job, Effect.added_parameters)]
+    none = np.zeros(len(rows))
+    return sum((dense for dense, _ in added), none), sum((expert for _, expert in added), none)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from llmlaunch.columns import FloatColumn, IntColumn
-from llmlaunch.layers.columns import Size
 from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns, mixture_layers
 from llmlaunch.memory.tokens import sequence_split, tokens
@@ -51,25 +50,28 @@ class TokenDispatchEffect(Effect):
         """Where there are experts, or a library for them."""
         return job.shape.moe is not None or job.techniques.token_dispatcher == "flex"
 
-    def connections(self, job: Job, rows: RankColumns) -> Size:
+    def connections(self, job: Job, rows: RankColumns) -> FloatColumn:
         """Those that an all-to-all opens from every expert rank to every other in its node, where all-gathers and
         reductions need those of a ring alone."""
         lay, dispatcher = rows.layouts, job.techniques.token_dispatcher
         if not job.facts.exchange.exchange_peer_bytes or dispatcher not in (None, "alltoall"):
-            return 0.0
+            return np.zeros(len(rows))
         beside = np.maximum(np.minimum(lay.expert, NODE_DEVICES // lay.expert_tensor), 1) - 1
         return np.asarray(job.facts.exchange.exchange_peer_bytes * beside)
 
     def outside_torch(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
-        """The buffers that DeepEP or HybridEP takes at the first exchange and keeps. A rank without a mixture exchanges
-        nothing."""
-        if job.techniques.token_dispatcher != "flex":
-            return {}
-        if job.shape.moe is None:
-            return {TERM: np.zeros(len(rows))}
-        ranks = rows.layouts.expert * rows.layouts.expert_tensor
-        library = _hybridep if job.techniques.flex_backend == "hybridep" else _deepep
-        return {TERM: np.where(mixture_layers(job, rows) > 0, library(job, rows, ranks), 0.0)}
+        """The library's buffers."""
+        return {TERM: _buffers(job, rows)} if job.techniques.token_dispatcher == "flex" else {}
+
+
+def _buffers(job: Job, rows: RankColumns) -> FloatColumn:
+    """Return the bytes that DeepEP or HybridEP takes at the first exchange and keeps. A rank without a mixture
+    exchanges nothing."""
+    if job.shape.moe is None:
+        return np.zeros(len(rows))
+    ranks = rows.layouts.expert * rows.layouts.expert_tensor
+    library = _hybridep if job.techniques.flex_backend == "hybridep" else _deepep
+    return np.where(mixture_layers(job, rows) > 0, library(job, rows, ranks), 0.0)
 
 
 def _deepep(job: Job, rows: RankColumns, ranks: IntColumn) -> FloatColumn:
