@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.layers.columns import Size
 from llmlaunch.layers.layer import Layer
@@ -100,6 +101,12 @@ class TimeEffect:
         """Return the number of micro-batches whose passes run beside transfers that happen once a step, which are
         `times` without the technique."""
         return times
+
+    # of the update
+
+    def update(self, job: Job, cluster: Cluster, parameters: FloatColumn) -> Size:
+        """Return the seconds that the update of a device's `parameters` takes beside that on the device."""
+        return 0.0
 
     def overlaps_update(self, layouts: LayoutColumns) -> bool | BoolColumn:
         """Whether gradients and parameters travel beside the passes of the next batch."""

@@ -16,12 +16,13 @@ from llmlaunch.layers.adapters import adapted
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.candidates import candidate_ranks
+from llmlaunch.memory.effects import optimizer_on_device, shards_on_device
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import time_effects
-from llmlaunch.timing.network import exposed, host_link, host_link_bytes_per_second, links, ring
+from llmlaunch.timing.network import exposed, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.products import pace, split_of
 from llmlaunch.timing.stages import pieces
@@ -44,7 +45,6 @@ __all__ = [
 # Elements read and written through device memory for every parameter a device updates: master, two moments and gradient
 # are read, the first three written; the gradient is read once more for its norm. The parameter is written in half.
 UPDATED_ELEMENTS, UPDATED_PARAMETER_BYTES = 8.0, 2.0
-HOST_OPTIMIZER_BYTES = 28.0  # the same of fp32 in host memory, where no second copy is written
 # Of a step, at most: a backward pass multiplies twice as much, and recomputes; and the optimizer comes after it.
 FORWARD_SHARE = 1 / 3
 COMMUNICATION = frozenset(("tensor_parallel", "context_parallel", "expert_parallel"))
@@ -117,7 +117,7 @@ def update_seconds(
     more_reduce, more_gather = _scatter_and_gather(cluster, experts, apart, instances, *expert)
     reduce, gather = reduce + more_reduce, gather + more_gather
     later = _gather_of_second_shards(job, cluster, layouts, parameter * (whole.dense + whole.expert), gather)
-    if job.techniques.offload_parameters:
+    if not shards_on_device(job):
         gather = gather + parameter * (whole.dense / size + whole.expert / experts) / host_link_bytes_per_second(
             cluster
         )
@@ -175,7 +175,7 @@ def _gather_of_second_shards(
     """Return the seconds of a gather among the ranks that share second shards of the parameters, from each parameter's
     first release in a step to its end (ZeRO++, Wang et al. 2023, section 4.2;
     deepspeed/runtime/zero/partition_parameters.py `all_gather_coalesced`, 0.19.8); `gather` where there are none."""
-    if job.facts.zero.secondary_ranks <= 1 or job.techniques.offload_parameters:
+    if job.facts.zero.secondary_ranks <= 1 or not shards_on_device(job):
         return gather
     ranks = np.minimum(float(job.facts.zero.secondary_ranks), (layouts.data * layouts.context).astype(np.float64))
     within = ring(links(cluster, ranks, layouts.tensor.astype(np.float64)), ranks, parameter_bytes)
@@ -234,19 +234,12 @@ def _fullest(counts: RankParameters, index: NDArray[np.int64], count: int) -> Ra
 
 
 def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
-    """Return the seconds of the optimizer. A device updates what it holds at memory bandwidth. The share on the host is
-    updated there, by all devices of a node at once, and its gradients and parameters cross the link between
-    (ZeRO-Offload, Ren et al. 2021, section 4)."""
-    here = 1.0 - job.techniques.offload_optimizer
+    """Return the seconds of the optimizer. A device updates what it holds at memory bandwidth."""
     rate = constant("element_wise_efficiency") * cluster.accelerator.memory_bytes_per_second
     each = UPDATED_ELEMENTS * job.facts.step.state_element_bytes + UPDATED_PARAMETER_BYTES
-    seconds = here * each / rate * mine
-    if job.techniques.offload_optimizer:
-        rate = constant("host_optimizer_efficiency") * host_link(cluster).memory_bytes_per_second
-        host = cluster.host_seconds_factor * HOST_OPTIMIZER_BYTES / rate
-        states = job.facts.states
-        link = (states.gradient_bytes + states.parameter_bytes) / host_link_bytes_per_second(cluster)
-        seconds = seconds + job.techniques.offload_optimizer * (host + link) * mine
+    seconds = optimizer_on_device(job) * each / rate * mine
+    for effect in time_effects(job):
+        seconds = seconds + effect.update(job, cluster, mine)
     return np.asarray(seconds)
 
 
