@@ -6,8 +6,9 @@ it asks the effects in use, in order. So a technique that changes time is one mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn
@@ -19,7 +20,10 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.timing.layer_parts import LayerParts, Repeated
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 
-__all__ = ["Kernels", "TimeEffect", "time_effects"]
+__all__ = ["Kernels", "TimeEffect", "time_effects", "time_effects_in_use"]
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 Kernels = tuple[float, float]  # forward and backward
 
@@ -86,9 +90,9 @@ class TimeEffect:
         """Return the bytes that the loss reads and writes for each logit, which are `moved` without the technique."""
         return moved
 
-    def repeated_head(self, head: Work) -> FloatColumn | None:
-        """Return the seconds in which work of the `head` is done again before its backward pass; None for none."""
-        return None
+    def repeated_head(self, head: Work) -> FloatColumn:
+        """Return the seconds in which work of the `head` is done again before its backward pass."""
+        return 0.0 * head.forward
 
     # of a pipeline
 
@@ -118,9 +122,22 @@ def _all_effects() -> Sequence[TimeEffect]:
     return effects_in("llmlaunch.timing.techniques", TimeEffect)
 
 
-def time_effects(job: Job) -> tuple[TimeEffect, ...]:
+def time_effects_in_use(job: Job) -> tuple[TimeEffect, ...]:
     """Return the effects that the job uses, in order. The job carries the answer."""
     known: tuple[TimeEffect, ...] | None = vars(job).get("time_effects")
     if known is None:
         known = vars(job)["time_effects"] = tuple(effect for effect in _all_effects() if effect.on(job))
     return known
+
+
+def time_effects(
+    job: Job, method: Callable[Concatenate[TimeEffect, Arguments], Result]
+) -> tuple[Callable[Arguments, Result], ...]:
+    """Return one method of the effects that the job uses, of those that write it, in order."""
+    return _written(time_effects_in_use(job), method)
+
+
+@cache
+def _written(effects: tuple[TimeEffect, ...], method: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    name = method.__name__
+    return tuple(getattr(effect, name) for effect in effects if getattr(type(effect), name) is not method)

@@ -13,7 +13,7 @@ from llmlaunch.layers.columns import Size
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.job import Job, without_layers
-from llmlaunch.timing.effects import time_effects
+from llmlaunch.timing.effects import TimeEffect, time_effects
 from llmlaunch.timing.network import host_link_bytes_per_second
 
 __all__ = ["moves_activations", "moving_seconds", "moving_seconds_of_layers"]
@@ -21,7 +21,7 @@ __all__ = ["moves_activations", "moving_seconds", "moving_seconds_of_layers"]
 
 def moves_activations(job: Job, layouts: LayoutColumns) -> bool:
     """Whether any layout's activations wait in host memory."""
-    return any(effect.moves(job, layouts) for effect in time_effects(job))
+    return any(moves(job, layouts) for moves in time_effects(job, TimeEffect.moves))
 
 
 def moving_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns, layers: Sequence[Size]) -> FloatColumn:
@@ -38,6 +38,6 @@ def moving_seconds_of_layers(
     with so many layers."""
     rows, rate = without_layers(job, layouts), host_link_bytes_per_second(cluster)
     moved: Sequence[FloatColumn] = [np.zeros_like(kept) for kept in kept_by_layer(job, rows)]
-    for effect in time_effects(job):
-        moved = effect.moved(job, rows, layers, moved)
+    for effect in time_effects(job, TimeEffect.moved):
+        moved = effect(job, rows, layers, moved)
     return tuple(each / rate for each in moved)

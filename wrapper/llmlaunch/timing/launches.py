@@ -16,7 +16,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.effects import Kernels, time_effects
+from llmlaunch.timing.effects import Kernels, TimeEffect, time_effects, time_effects_in_use
 from llmlaunch.timing.products import DevicePace
 
 __all__ = ["MixtureLaunches", "captured_share", "mixture_launches"]
@@ -44,8 +44,8 @@ def captured_share(job: Job, kernels: tuple[float, float]) -> float:
 def _captured(job: Job, mixture: bool) -> Kernels | None:
     """Return the kernels of a layer, with or without a `mixture`, that no host launches; None for all of them."""
     forward = backward = 0.0
-    for effect in time_effects(job):
-        held = effect.captured(job, mixture)
+    for effect in time_effects(job, TimeEffect.captured):
+        held = effect(job, mixture)
         if held is None:
             return None
         forward, backward = forward + held[0], backward + held[1]
@@ -70,8 +70,8 @@ class MixtureLaunches:
         """Return the seconds in which the host launches a layer, (forward, backward). The backward pass launches
         `repeated` kernels more for what is recomputed."""
         each = pace.host_seconds_factor * constant("module_kernel_host_seconds")
-        for effect in time_effects(job):
-            each = effect.module_host_seconds(each)
+        for effect in time_effects(job, TimeEffect.module_host_seconds):
+            each = effect(each)
         expert = pace.host_seconds_factor * constant("expert_kernel_host_seconds")
         captured = _captured(job, mixture=True)
         if captured is None:
@@ -102,7 +102,7 @@ class MixtureLaunches:
             )
             for place in (0, 1)
         ]
-        counts_asked_for = all(effect.asks_for_counts for effect in time_effects(job))
+        counts_asked_for = all(effect.asks_for_counts for effect in time_effects_in_use(job))
         return np.asarray(
             waits[0] + waits[1] + counts_asked_for * pace.host_seconds_factor * constant("synchronisation_seconds")
         )

@@ -18,7 +18,7 @@ from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.effects import time_effects
+from llmlaunch.timing.effects import TimeEffect, time_effects, time_effects_in_use
 from llmlaunch.timing.exchange import context_exchange, tensor_passes
 from llmlaunch.timing.launches import MixtureLaunches, captured_share, mixture_launches
 from llmlaunch.timing.layer_parts import LayerParts, Mlps
@@ -122,16 +122,16 @@ def layer_seconds(
 ) -> LayerSeconds:
     """Return the seconds of a layer."""
     mixture = next(layer.blocks_of(Mixture), None)
-    for effect in time_effects(job):
-        pace = effect.pace(pace, layer)
+    for slower in time_effects(job, TimeEffect.pace):
+        pace = slower(pace, layer)
     mlp, linears, launched = _products(job, at, pace, layer, mixture)
     softmax, scores, context = _over_sequence(job, cluster, at, pace, layer)
     element, activation, norms = _element_wise(job, at, pace, layer)
     tensor = tensor_passes(job, at, collectives.one_pass, layer)
     expert = collectives.expert if mixture is not None else None
     parts = LayerParts(layer, linears, softmax, scores, element, activation, norms, mlp, tensor, context, expert)
-    for effect in time_effects(job):
-        more = effect.element_wise(job, at, pace, parts)
+    for effect in time_effects(job, TimeEffect.element_wise):
+        more = effect(job, at, pace, parts)
         if more is not None:
             parts = replace(parts, element_wise=parts.element_wise + more)
     return _combined(job, at, pace, parts, launched)
@@ -214,8 +214,8 @@ def _combined(
     forward, backward = computed.forward, computed.backward
     repeated_kernels: float | FloatColumn = 0.0
     recomputed: FloatColumn | None = None
-    for effect in time_effects(job):
-        again = effect.repeated(job, at, pace, parts)
+    for effect in time_effects(job, TimeEffect.repeated):
+        again = effect(job, at, pace, parts)
         if again is not None:
             backward, repeated_kernels = backward + again.seconds, repeated_kernels + again.kernels
             recomputed = again.seconds if recomputed is None else recomputed + again.seconds
@@ -252,7 +252,7 @@ def _waited(
 ) -> tuple[Work, FloatColumn | None]:
     """Return what is waited for of the exchange of tokens, and the seconds of it that the passes of another micro-batch
     hide, None where they hide none."""
-    for effect in time_effects(job):
+    for effect in time_effects_in_use(job):
         waited = effect.waited(at, parts, exchange, passes)
         if waited is not None:
             return waited, exchange.both - waited.both if effect.pairs_microbatches else None

@@ -15,7 +15,7 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.effects import time_effects
+from llmlaunch.timing.effects import TimeEffect, time_effects, time_effects_in_use
 from llmlaunch.timing.host_transfers import moves_activations, moving_seconds, moving_seconds_of_layers
 from llmlaunch.timing.layers import KINDS, LayerSeconds
 from llmlaunch.timing.network import copied, exposed, pipeline_hop
@@ -233,7 +233,7 @@ def _slowest_by_kind(job: Job, passes: _Passes) -> dict[str, FloatColumn]:
 
 def fills_and_drains(job: Job) -> bool:
     """Whether the slowest stage of a pipeline waits once a step for all others to fill and drain."""
-    return all(effect.fills_and_drains for effect in time_effects(job))
+    return all(effect.fills_and_drains for effect in time_effects_in_use(job))
 
 
 def _bubble(job: Job, at: SplitColumns, parts: Pieces, stages_: Stages) -> FloatColumn:
@@ -245,8 +245,8 @@ def _bubble(job: Job, at: SplitColumns, parts: Pieces, stages_: Stages) -> Float
         return of_counts(others, [layer.linears.backward - layer.linears.forward for layer in parts.layers])
 
     bubble: FloatColumn = np.maximum(stages_.all_seconds - stages_.slowest_seconds, 0.0) / at.chunks
-    for effect in time_effects(job):
-        bubble = effect.bubble(at, bubble, weight_gradients)
+    for effect in time_effects(job, TimeEffect.bubble):
+        bubble = effect(at, bubble, weight_gradients)
     return bubble
 
 
@@ -325,6 +325,6 @@ def _times(job: Job, at: SplitColumns, m: FloatColumn) -> FloatColumn:
         times = np.ones(len(at))
     else:
         times = (1.0 + (at.chunks - 1.0) * at.pipeline) / at.chunks
-    for effect in time_effects(job):
-        times = effect.hiding_times(at, m, times)
+    for effect in time_effects(job, TimeEffect.hiding_times):
+        times = effect(at, m, times)
     return times

@@ -19,7 +19,7 @@ from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, all_ranks, least
 from llmlaunch.memory.techniques.trained_layers import trained_counts
 from llmlaunch.models.multipliers import Multipliers
-from llmlaunch.timing.effects import time_effects
+from llmlaunch.timing.effects import TimeEffect, time_effects
 from llmlaunch.timing.exchange import expert_exchange, tensor_pass
 from llmlaunch.timing.layers import Collectives, LayerSeconds, forward_only, layer_seconds
 from llmlaunch.timing.products import DevicePace, SplitColumns, pace, rates, split_of
@@ -145,8 +145,8 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     head = product.work(at.tokens, at.share, at.per_tensor)
     passes = 1.0 if facts.loss.fused_loss is not None else 3.0
     logit_traffic = passes * (facts.loss.logit_bytes + facts.loss.logit_gradient_bytes)
-    for effect in time_effects(job):
-        logit_traffic = effect.logit_bytes(logit_traffic)
+    for effect in time_effects(job, TimeEffect.logit_bytes):
+        logit_traffic = effect(logit_traffic)
     if constants.logits is not None:
         logit_traffic = logit_traffic + 4.0 * facts.layer.activation_bytes  # read and written forward and backward
     over = at.tokens if facts.loss.logits_gathered else at.share
@@ -154,9 +154,8 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     if facts.loss.logits_gathered:
         exchange = exchange + (vocabulary / shape.hidden_size) * one_pass
     last = {"matrix_products": head.both, "element_wise": loss, "tensor_parallel": exchange}
-    again = [seconds for effect in time_effects(job) if (seconds := effect.repeated_head(head)) is not None]
-    if again:
-        last["recompute"] = reduce(np.add, again)
+    for again in time_effects(job, TimeEffect.repeated_head):
+        last["recompute"] = last["recompute"] + again(head) if "recompute" in last else again(head)
     if shape.mtp_num_layers:
         last = {name: (1.0 + shape.mtp_num_layers) * column for name, column in last.items()}
     return Ends(first, last)

@@ -21,7 +21,7 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.effects import time_effects
+from llmlaunch.timing.effects import TimeEffect, time_effects
 from llmlaunch.timing.network import exposed, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.products import pace, split_of
@@ -145,8 +145,8 @@ def update_seconds(
 def _beside_next_batch(job: Job, layouts: LayoutColumns) -> BoolColumn:
     """Return for each layout whether gradients and parameters travel beside the passes of the next batch."""
     beside = np.zeros(len(layouts), dtype=np.bool_)
-    for effect in time_effects(job):
-        beside = beside | effect.overlaps_update(layouts)
+    for effect in time_effects(job, TimeEffect.overlaps_update):
+        beside = beside | effect(layouts)
     return beside
 
 
@@ -238,8 +238,8 @@ def _optimizer(job: Job, cluster: Cluster, mine: FloatColumn) -> FloatColumn:
     rate = constant("element_wise_efficiency") * cluster.accelerator.memory_bytes_per_second
     each = UPDATED_ELEMENTS * job.facts.step.state_element_bytes + UPDATED_PARAMETER_BYTES
     seconds = optimizer_on_device(job) * each / rate * mine
-    for effect in time_effects(job):
-        seconds = seconds + effect.update(job, cluster, mine)
+    for effect in time_effects(job, TimeEffect.update):
+        seconds = seconds + effect(job, cluster, mine)
     return np.asarray(seconds)
 
 

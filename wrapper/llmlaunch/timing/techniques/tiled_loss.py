@@ -17,6 +17,6 @@ class TiledLossTime(TimeEffect):
         """Where the loss is tiled."""
         return job.techniques.loss == "tiled"
 
-    def repeated_head(self, head: Work) -> FloatColumn | None:
+    def repeated_head(self, head: Work) -> FloatColumn:
         """The product that makes the logits."""
         return head.forward
