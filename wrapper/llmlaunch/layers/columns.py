@@ -29,6 +29,9 @@ class LayerColumns:
     techniques: Techniques
     sequence_length: int
     layouts: LayoutColumns
+    mlp_pieces: float = 1.0  # of the sequence, which MLPs compute one after the other
+    pieces_again: bool = False  # a piece is computed again for its backward pass, and of an MLP its input alone is kept
+    kept_rows: float = 1.0  # the share of the rows of its input that a linear layer keeps
 
     def __len__(self) -> int:
         return len(self.layouts)

@@ -251,7 +251,7 @@ class Mixture(Block):
         sorted one (traced); where tokens are gathered, the permuted copy and one of all of them."""
         e, routed = c.facts.layer.activation_bytes, self.routed_tokens(c)
         inputs = routed * self.outer * c.layouts.expert_tensor
-        width = routed * self.width * (1.0 / c.techniques.mlp_chunks)
+        width = routed * self.width * (1.0 / c.mlp_pieces)
         matrices = [each.count_on_device(c) * each.elements_on_device(c) for each in self.expert_matrices]
         experts = mlp_backward(c, self.gated, width, inputs, matrices, self._activation_again(c))
         gathered = self.gathered_tokens(c)

@@ -45,14 +45,9 @@ class Mlp(Block):
         """Return both linear layers, or three, and the activation function."""
         return mlp_modules(self.matrices, style)
 
-    def _chunked(self, c: LayerColumns) -> bool:
-        return c.techniques.mlp_chunks > 1 and c.facts.layer.mlp_chunks_recomputed
-
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
-        """What the activation function reads, and what it puts out. Computed in mini-sequences, an MLP keeps its input
-        alone where the framework computes a piece again in the backward pass (MsT, Luo et al. 2024, section 3.2;
-        deepspeed/runtime/sequence_parallel/ulysses_sp.py TiledMLP, 0.19.8)."""
-        if self._chunked(c):
+        """What the activation function reads, and what it puts out."""
+        if c.pieces_again:
             return {}
         n, width = c.tokens, self.width / c.tensor
         return {
@@ -67,7 +62,7 @@ class Mlp(Block):
 
     def matrix_reads(self, c: LayerColumns) -> float:
         """Return the pieces of the sequence, each of which reads the matrices and adds to their gradients by itself."""
-        return float(c.techniques.mlp_chunks)
+        return c.mlp_pieces
 
     def activation_columns(self, c: LayerColumns) -> Size:
         """Return the elements between both matrices."""
@@ -82,14 +77,13 @@ class Mlp(Block):
         return (AdapterGroup("mlp_adapters", self.matrices, c.tokens, ("mlp",)),)
 
     def backward(self, c: LayerColumns, own: Tensors, behind: Behind) -> Size:
-        """A chunked MLP does one piece of the sequence after the other, each computed again where its input alone is
-        kept (MsT, Luo et al. 2024, section 3.2; megatron/core/transformer/transformer_layer.py _forward_mlp, core
-        0.19)."""
-        width = c.tokens * self.width / c.tensor * (1.0 / c.techniques.mlp_chunks)
+        """An MLP in pieces does one after the other, each computed again where its input alone is kept (MsT, Luo et al.
+        2024, section 3.2; megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19)."""
+        width = c.tokens * self.width / c.tensor * (1.0 / c.mlp_pieces)
         first, second = (matrix.elements_on_device(c) for matrix in self.matrices)
         hidden, output = c.tokens * self.hidden, self.scaled_output
         steps = mlp_backward(c, self.gated, width, hidden, (first, second), scaled_output=output)
-        if not self._chunked(c):
+        if not c.pieces_again:
             return steps
         return steps + (projected_bytes(c, self.gated) + c.facts.layer.linear_input_bytes) * width
 
@@ -99,7 +93,7 @@ class Mlp(Block):
         SequenceTiledCompute.forward, 0.19.8; traced)."""
         facts, n = c.facts, c.tokens
         gone = 2.0 * facts.layer.activation_bytes * n * self.width / c.tensor
-        if self._chunked(c):
+        if c.pieces_again:
             gone = facts.layer.activation_bytes * n * self.hidden / c.sequence_split
         return facts.layer.norm_backward_bytes * n * self.hidden / c.sequence_split - gone
 
@@ -159,7 +153,7 @@ def inputs_kept(c: LayerColumns) -> float:
     adapters = c.techniques.adapters
     if adapters is not None and (adapters.frozen_down or "down_proj" not in adapters.targets):
         return 0.0
-    return c.techniques.sampled_share
+    return c.kept_rows
 
 
 def mlp_backward(

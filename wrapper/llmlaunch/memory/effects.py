@@ -90,6 +90,10 @@ class Effect:
 
     # of one layer and one micro-batch
 
+    def columns(self, c: LayerColumns) -> LayerColumns:
+        """Return what blocks look at, which is `c` without the technique."""
+        return c
+
     def saved(self, c: LayerColumns, branch: Branch, tensors: dict[str, Saved]) -> dict[str, Saved]:
         """Return what a branch of a layer saves, which is `tensors` without the technique."""
         return tensors

@@ -4,7 +4,6 @@ sees, and kept across the settings of recompute and offload."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import TypeVar
 
@@ -13,22 +12,16 @@ import numpy as np
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import Behind, Block, Parameters, Saved, Tensors, stream_bytes
-from llmlaunch.layers.columns import SPLIT_FIELDS_OF_A_LAYER, LayerColumns, Size
+from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Branch, Layer
 from llmlaunch.layers.model import Model
-from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job, least
+from llmlaunch.memory.job import least
 
-__all__ = ["Gone", "PricedLayers", "by_module", "either", "job_columns", "sum_without"]
+__all__ = ["Gone", "PricedLayers", "by_module", "either", "sum_without"]
 
 Gone = Mapping[str, bool | BoolColumn]  # by tensor: of all layouts, or layout by layout
 BlockKind = TypeVar("BlockKind", bound=Block)
 OfLayer = Callable[[Layer, Tensors], Size]
-
-
-def job_columns(job: Job, layouts: LayoutColumns) -> LayerColumns:
-    """Return what blocks may look at of a job and its layouts."""
-    return LayerColumns(job.facts, job.techniques, job.workload.sequence_length, layouts)
 
 
 @frozen
@@ -44,25 +37,6 @@ class PricedLayers:
     row_of: IntColumn | None
     saved: Callable[[Branch, LayerColumns], dict[str, Saved]]
     whole: PricedLayers | None = None
-
-    def with_techniques(self, job: Job, layouts: LayoutColumns) -> PricedLayers:
-        """Return the same layers with what `job` and `layouts`, of the same splits, recompute and offload."""
-        if self.row_of is None:
-            return self._of(job, layouts, None)
-        recompute = layouts.recompute
-        if layouts.modules is None and len(recompute) and recompute.min() == recompute.max():
-            same = np.broadcast_to(recompute[0], len(self.columns))
-            return self._of(job, replace(self.columns.layouts, recompute=same, modules=None), self.row_of)
-        names = ("recompute",) if layouts.modules is None else ("recompute", "modules")
-        few, row_of = layouts.distinct((*SPLIT_FIELDS_OF_A_LAYER, *names))
-        return PricedLayers(self.model, self.groups, job_columns(job, few), row_of, self.saved)
-
-    def _of(self, job: Job, layouts: LayoutColumns, row_of: IntColumn | None) -> PricedLayers:
-        """Return the layers over the same few splits: what does not depend on the techniques is theirs, too."""
-        columns = job_columns(job, layouts)
-        for name in ("tensor", "expert", "expert_tensor", "tokens", "sequence_split", "stream_tokens"):
-            vars(columns)[name] = getattr(self.columns, name)
-        return PricedLayers(self.model, self.groups, columns, row_of, self.saved, whole=self)
 
     # over the few splits, one entry for each kind of layer
 

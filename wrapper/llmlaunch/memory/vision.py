@@ -17,7 +17,7 @@ from llmlaunch.layers.block import FP32_BYTES
 from llmlaunch.layers.encoder import Encoder, encoder_of
 from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.priced_layers import job_columns
+from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.models.vision import Vision
 

@@ -21,6 +21,7 @@ from llmlaunch.layers.matrix import INPUTS, NEITHER, Matrix, Part
 from llmlaunch.layers.work import BlockWork
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
+from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.timing.constants import constant, of_generation
 
 __all__ = [
@@ -244,7 +245,7 @@ class SplitColumns:
 
 def split_of(job: Job, layouts: LayoutColumns) -> SplitColumns:
     """Return the columns of `layouts`, computed once for all formulas."""
-    layer = LayerColumns(job.facts, job.techniques, job.workload.sequence_length, layouts)
+    layer = job_columns(job, layouts)
     return SplitColumns(
         layouts,
         layer,

@@ -20,9 +20,9 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, LayoutColumns
 from llmlaunch.memory.activations import kept_activations
 from llmlaunch.memory.effects import Column, Effect
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges
-from llmlaunch.memory.layer_bytes import layers_of
+from llmlaunch.memory.layer_bytes import job_columns, layers_of
 from llmlaunch.memory.loss import around_head, holds_heads
-from llmlaunch.memory.priced_layers import Gone, PricedLayers, by_module, either, job_columns, sum_without
+from llmlaunch.memory.priced_layers import Gone, PricedLayers, by_module, either, sum_without
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.models.vision import Vision
 from llmlaunch.techniques.recompute import Recompute

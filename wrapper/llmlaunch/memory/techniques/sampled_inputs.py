@@ -22,6 +22,10 @@ class SampledInputsEffect(Effect):
         """Where not all rows are kept."""
         return job.techniques.sampled_share < 1.0
 
+    def columns(self, c: LayerColumns) -> LayerColumns:
+        """Their backward passes let go of so much less."""
+        return replace(c, kept_rows=c.techniques.sampled_share)
+
     def saved(self, c: LayerColumns, branch: Branch, tensors: dict[str, Saved]) -> dict[str, Saved]:
         """The attention keeps the whole of what the projection after it reads."""
         share = c.techniques.sampled_share
