@@ -67,6 +67,7 @@ STATE_SPACES = {
     **{"head_dim": 20, "mamba_num_heads": 8, "mamba_head_dim": 6, "ssm_state_size": 10, "n_groups": 2},
     **{"n_routed_experts": 4, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40},
 }
+MIXERS = {"mamba_d_ssm": 48, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 10, "ssm_out_multiplier": 0.5}
 GPT = {"n_embd": 96, "n_layer": 3, "n_head": 6, "n_positions": 64, "vocab_size": 300}
 # each with what makes its parameters differ from the family's common case
 VARIED = [
@@ -95,6 +96,10 @@ VARIED = [
     {"model_type": "lfm2", "block_auto_adjust_ff_dim": False},
     {"model_type": "seed_oss", "attention_bias": False, "head_dim": 20, "residual_dropout": 0.0},
     {"model_type": "seed_oss", "tie_word_embeddings": True},
+    {"model_type": "granite", "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.1},
+    {"model_type": "granite", "head_dim": 20, "tie_word_embeddings": True, "logits_scaling": 6.0},
+    {"model_type": "falcon_h1", **MIXERS, "head_dim": 20},
+    {"model_type": "falcon_h1", **MIXERS, "mamba_rms_norm": True, "mamba_conv_bias": False, "mamba_d_conv": 3},
     {"model_type": "smollm3", "no_rope_layer_interval": 2, "pad_token_id": None},
     {
         "model_type": "smollm3",
@@ -259,7 +264,7 @@ PRESETS = {
 # Layers of several kinds, with tests of their own, and attention that the shipped script refuses.
 APART = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "gemma4_text", "nemotron_h", "llama4_text"),
-    *("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+    *("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "falcon_h1"),
 )
 
 

@@ -52,6 +52,11 @@ LATENT = {
 CONSTANTS = {
     **{"embedding_multiplier": 3.0, "logits_scaling": 0.5, "residual_multiplier": 0.7, "attention_multiplier": 0.2},
 }
+MIXERS = {
+    **{"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 16},
+    **{"mamba_rms_norm": True, "mlp_multipliers": [0.9, 0.8], "ssm_multipliers": [0.9, 0.8, 0.7, 0.6, 0.5]},
+    **{"lm_head_multiplier": 2.0, "embedding_multiplier": 3.0, "key_multiplier": 0.5, "ssm_in_multiplier": 1.5},
+}
 # From configurations of Hugging Face's; the other families train from our own, below.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": BASE,
@@ -65,6 +70,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": BASE | {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1]},
     "phi3": BASE | {"pad_token_id": None},
     "granite": BASE | CONSTANTS,
+    "falcon_h1": BASE | MIXERS,
     "gemma": BASE,
     "gemma2": BASE | WINDOWS,
     "gemma3_text": BASE | WINDOWS,
@@ -80,6 +86,7 @@ ALSO_SPLIT = {
     "lfm2, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "granite, tensor": Layout(tensor=2, micro_batch_size=8, zero_stage=1),
     "granite, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
+    "falcon_h1, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "deepseek_v3, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "gemma, context": Layout(context=2, micro_batch_size=8, zero_stage=1),
 }

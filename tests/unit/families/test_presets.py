@@ -87,6 +87,7 @@ def test_the_activation_follows_from_the_gate_unless_it_is_said() -> None:
         ({"value_norm": True}, "gemma4_text"),
         ({"short_convolution": {"attention_layers": [1]}, "qk_layernorm": True}, "lfm2"),
         ({"multipliers": {"residual": 0.22}}, "granite"),
+        ({"mamba": {"pattern": "HH"}}, "falcon_h1"),
         ({"family": "mistral"}, "mistral"),
     ],
 )

@@ -22,6 +22,7 @@ from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.pooled_attention import PooledAttention
 from llmlaunch.layers.short_convolution import ShortConvolution
 from llmlaunch.layers.sparse_attention import SparseAttention
+from llmlaunch.models.mamba import BESIDE_ATTENTION
 from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, Multipliers
 
 __all__ = ["Model", "model_of", "norm_parameters", "stream_contraction", "stream_mixing"]
@@ -153,7 +154,9 @@ def _prediction_parts(shape: ModelShape) -> Sequence[Parts]:
 
 
 def _lettered(shape: ModelShape, letter: str) -> Parts:
-    """Return the one block of a layer by its letter (`models.mamba.PARTS`)."""
+    """Return the blocks of a layer by its letter (`models.mamba.PARTS`)."""
+    if letter == BESIDE_ATTENTION:
+        return (_mamba(shape), _attention(shape, full=False)), (_mlp(shape),)
     if letter == "M":
         return ((_mamba(shape),),)
     if letter == "*":

@@ -12,10 +12,11 @@ from llmlaunch.documents.keys import key, section
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.rundir.values import counted
 
-__all__ = ["BUILT_BY_CORE", "CONV_KERNEL", "PARTS", "SCAN_CHUNK", "Mamba", "check_mamba"]
+__all__ = ["BESIDE_ATTENTION", "BUILT_BY_CORE", "CONV_KERNEL", "PARTS", "SCAN_CHUNK", "Mamba", "check_mamba"]
 
 # the letters of Megatron's --hybrid-layer-pattern and of nemotron_h's hybrid_override_pattern
 PARTS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "mixture"}
+BESIDE_ATTENTION = "H"  # a layer of a mixer beside attention, and an MLP behind both
 
 # tokens that the convolution spans, and those of a chunk of the scan (megatron/core/ssm/mamba_mixer.py, core 0.19)
 CONV_KERNEL, SCAN_CHUNK = 4, 128
@@ -34,11 +35,12 @@ Count = Annotated[int, Field(ge=1, le=2**16)]
 @section
 class Mamba:
     """Layers that are a Mamba-2 mixer (Dao and Gu 2024) among layers that are attention, an MLP or a mixture of experts
-    each by itself."""
+    each by itself; or layers with a mixer beside attention."""
 
     pattern: str = key(
-        "The layers in their order: M a Mamba-2 mixer, * attention, - an MLP, E a mixture of experts",
-        pattern=r"^[M*E-]+$",
+        "The layers in their order: M a Mamba-2 mixer, * attention, - an MLP, E a mixture of experts; or H for each, a "
+        "mixer beside attention and an MLP behind both (Falcon-H1)",
+        pattern=r"^([M*E-]+|H+)$",
         max_length=10_000,
     )
     num_heads: Count = key("Heads of a Mamba-2 mixer", default=128)
@@ -66,7 +68,7 @@ def check_mamba(mamba: Mamba, layers: int, mixtures: Sequence[int] | None, mtp_n
             ("mamba", "pattern"),
             f"has {counted(letters, 'letter')} for {counted(layers, 'layer')}; give one per layer",
         )
-    if "M" not in mamba.pattern:
+    if "M" not in mamba.pattern and BESIDE_ATTENTION not in mamba.pattern:
         raise BadKey(("mamba", "pattern"), "has no Mamba-2 mixer (M); remove the section")
     if mamba.num_heads % mamba.groups:
         raise BadKey(("mamba", "groups"), f"must divide the {mamba.num_heads} heads, not be {mamba.groups}")
