@@ -18,10 +18,12 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.errors import NothingSafe
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
-from llmlaunch.memory import host, moments, states
+from llmlaunch.memory import moments, states
+from llmlaunch.memory.effects import HostBytes
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.techniques import host_optimizer
 from llmlaunch.planner.judge import refuse
 from llmlaunch.planner.planning import make_plan, plan_of
 from llmlaunch.planner.search import search
@@ -148,7 +150,7 @@ def test_accuracy_does_not_believe_it(
 
 
 def test_a_negative_term_of_host_memory_is_no_less_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_optimizer", lambda job, rows, node: np.full(len(rows), -1e9))
+    monkeypatch.setattr(host_optimizer, "_optimizer", lambda job, rows: HostBytes(np.full(len(rows), -1e9)))
     recipe = loaded(tmp_path)
     plan = make_plan(setting_for(recipe))
     assert not plan.safe
