@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from llmlaunch.memory.effects import all_effects
+
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
 FLOORS = (
@@ -136,6 +138,29 @@ def test_no_module_imports_itself_through_others() -> None:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         raise AssertionError(f"modules import each other: {error.args[1]}") from None
+
+
+# What modules of `memory/` read of techniques, because it is a part of the model: which rank has prediction heads, and
+# the modules that ZeRO 3 gathers.
+OF_THE_MODEL = {"heads_before_loss", "adapters"}
+
+
+def test_memory_asks_effects_and_names_no_technique() -> None:
+    named = {
+        f"{path.name}: {node.attr}"
+        for path in (PACKAGE / "memory").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute | ast.Name)
+        and ast.unparse(node.value).rpartition(".")[2] == "techniques"
+        and node.attr not in OF_THE_MODEL
+    }
+    assert named == set()
+
+
+def test_a_module_of_techniques_has_one_effect() -> None:
+    modules = [path.stem for path in (PACKAGE / "memory" / "techniques").glob("*.py") if path.stem != "__init__"]
+    assert sorted(type(effect).__module__.rpartition(".")[2] for effect in all_effects()) == sorted(modules)
 
 
 def test_a_public_class_name_has_one_home() -> None:
