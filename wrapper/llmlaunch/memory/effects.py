@@ -348,14 +348,15 @@ def effects_of(
     job: Job, method: Callable[Concatenate[Effect, Arguments], Result]
 ) -> tuple[Callable[Arguments, Result], ...]:
     """Return one method of the effects that the job uses, of those that write it, in order."""
-    known: dict[object, tuple[Callable[Arguments, Result], ...]] | None = job.__dict__.get("effects_by_method")
-    if known is None:
+    known: dict[object, tuple[Callable[Arguments, Result], ...]]
+    try:
+        known = job.__dict__["effects_by_method"]
+        return known[method]
+    except KeyError:
         known = job.__dict__["effects_by_method"] = _methods(effects_in_use(job))
-    if method not in known:
         name = method.__name__
         writers = (effect for effect in effects_in_use(job) if getattr(type(effect), name) is not method)
-        known[method] = tuple(getattr(effect, name) for effect in writers)
-    return known[method]
+        return known.setdefault(method, tuple(getattr(effect, name) for effect in writers))
 
 
 @cache
