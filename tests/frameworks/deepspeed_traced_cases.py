@@ -26,6 +26,7 @@ SIZES = (
 )
 SHAPE = f"family: llama, {SIZES}"
 LLAMA = f"model={{{SHAPE}, vocab_size: 32000}}"
+TIED = f"model={{{SHAPE}, vocab_size: 32000, tied_embeddings: true}}"
 FEW_WORDS = f"model={{{SHAPE}, vocab_size: 2048}}"  # layers weigh more than the loss
 WIDE = (
     "model={family: llama, num_layers: 2, hidden_size: 4096, ffn_hidden_size: 14336, num_attention_heads: 32, "
@@ -117,6 +118,10 @@ CASES = (
         microbatches=1,
     ),
     Case("a long sequence", split(2, recompute=RECOMPUTE_FULL), (PIECES,), length=32768),
+    *(
+        Case(f"a tied head in pieces, ZeRO {stage}", split(stage, recompute=RECOMPUTE_FULL), (PIECES,), TIED, 32768)
+        for stage in (1, 2, 3)
+    ),
     Case(
         "a long sequence over ranks",
         split(3, context=4, recompute=RECOMPUTE_FULL),

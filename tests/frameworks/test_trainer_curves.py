@@ -20,6 +20,7 @@ STREAMED = "layout={offload_parameters: true, offload_optimizer: 1.0}"
 LORA = "training.adapters={rank: 4}"
 LORA_FA = "training.adapters={rank: 4, frozen_down: true}"
 LAST = "training.trained_layers=1"
+TIED = "model.tied_embeddings=true"
 BF16 = "training.precision=bf16"
 BF16_STATES = "training.optimizer={main_parameters: bf16, first_moment: bf16, second_moment: bf16}"
 
@@ -50,6 +51,10 @@ ADAPTED: dict[str, tuple[Layout, tuple[str, ...]]] = {
     "lora-fa, zero 3": (Layout(data=2, micro_batch_size=4, zero_stage=3), (LORA_FA,)),
     "last layer": (Layout(micro_batch_size=8), (LAST,)),
     "last layer, zero 2": (Layout(data=2, micro_batch_size=4, zero_stage=2), (LAST,)),
+    "tied": (Layout(micro_batch_size=8, zero_stage=1), (TIED,)),
+    "tied, tiles, zero 1": (Layout(data=2, micro_batch_size=2, zero_stage=1), (TIED, TILED)),
+    "tied, tiles, zero 2": (Layout(data=2, micro_batch_size=2, zero_stage=2), (TIED, TILED)),
+    "tied, tiles, zero 3": (Layout(data=2, micro_batch_size=4, zero_stage=3), (TIED, TILED)),
     "bf16": (Layout(micro_batch_size=8, zero_stage=1), (BF16,)),
     "bf16 states": (Layout(micro_batch_size=8, zero_stage=1), (BF16, BF16_STATES)),
     "bf16 states, zero 1": (Layout(data=2, micro_batch_size=4, zero_stage=1), (BF16, BF16_STATES)),

@@ -42,15 +42,24 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
     """Head and loss of one piece of the sequence after the other: only one piece's logits exist. The model is then
     called with targets and returns the loss.
 
+    ZeRO reduces a gradient when it is ready. That of a head tied to the embedding is not when the pieces are done: the
+    embedding adds its own at the end of the backward pass.
+
     Not TiledFusedLogitsLoss: it makes the head's gradient before the engine divides the loss by the micro-batches.
     """
     from deepspeed.runtime.sequence_parallel.ulysses_sp import sequence_tiled_compute
 
     cap = getattr(model.config, "final_logit_softcapping", None)
     scale = getattr(model.config, "lm_head_multiplier", 1.0) / getattr(model.config, "logits_scaling", 1.0)
+    table = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is table
 
     def forward(self: torch.nn.Module, targets: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         head = self.get_output_embeddings()
+        hidden = self.base_model(**inputs).last_hidden_state
+        if tied and hidden.requires_grad:
+            table.ds_grad_is_ready = False
+            hidden.register_hook(lambda _: setattr(table, "ds_grad_is_ready", True))  # when all pieces are done
 
         def piece(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             logits = head(hidden)
@@ -64,10 +73,10 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
             piece,
             seqlen=targets.shape[1],
             shards=tiles,
-            kwargs_to_shard={"hidden": self.base_model(**inputs).last_hidden_state, "targets": targets},
+            kwargs_to_shard={"hidden": hidden, "targets": targets},
             kwargs_to_pass={},
             grad_requiring_tensor_key="hidden",
-            compute_params=list(head.parameters()),
+            compute_params=[weight for weight in head.parameters() if not (tied and weight is table)],
             output_unshard_dimension=0,
             output_reduction="sum",
         )
