@@ -252,6 +252,7 @@ def test_an_image_of_the_working_directory_is_found_from_the_run_directory() -> 
         (("nodes=auto",), (), ["budget.days=14"]),
         ((), (), ["nodes=8", "training.seed=1", "model.num_layers=31", "cluster.devices_per_node=4"]),
         ((), (), ["layout.tensor=2", "slurm.qos=b"]),
+        ((), (), ["model.sliding_window={tokens: 512}", "model.sliding_window={tokens: 1024}"]),
         ((), ("backend.libraries=[]",), ["backend.libraries=[deepep]", "backend.libraries=[hybridep]"]),
     ],
 )

@@ -18,8 +18,8 @@ _LEFT_OUT = frozenset(
 )
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
 _NOTES = frozenset(
-    # where a figure was found; a family is a way to say the shape, and tokens are one to say the steps
-    {"memory_source", "found_version", "family", "document", "tokens"}
+    # where a figure was found; a family is a way to say the shape
+    {"memory_source", "found_version", "family", "document"}
     # of a host's link, a measured network and bad nodes, which are measured anew from day to day, a job's meaning does
     # not speak
     | {"bandwidth", "host_link", "network", "exclude"}
@@ -37,6 +37,8 @@ def recipe_digest(recipe: Recipe) -> str:
     """
     if recipe.restart == Restart():  # what a recipe that says nothing gets, with checkpoints or without
         recipe = replace(recipe, restart=None)
+    if recipe.training.tokens is not None:  # which are a way to say the steps
+        recipe = replace(recipe, training=replace(recipe.training, tokens=None))
     left_out = _LEFT_OUT if recipe.nodes == AUTO_NODES else _LEFT_OUT | _UNTIL_CHOSEN
     content = {name: value for name, value in _plain(recipe).items() if name not in left_out}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
