@@ -206,6 +206,7 @@ def test_a_sequence_longer_than_the_model_was_built_for_makes_room() -> None:
         ("{base: llama3-8b, family: gemma}", "is no gemma of Hugging Face"),
         ("{base: llama3-8b, hidden_size: 4104, head_dim: 128, num_attention_heads: 32}", "divides hidden_size 4104"),
         ("{base: llama3-8b, family: qwen3_moe}", "experts, or none, cannot be said"),
+        ("{base: falcon-h1-0.5b, family: nemotron_h}", "layers_block_type cannot be said"),
         ("deepseek-v2-lite", "no model to train from nothing"),
     ],
 )

@@ -119,7 +119,7 @@ def _experts(reader: ConfigReader, pattern: str) -> MoeShape:
 def write(shape: ModelShape) -> dict[str, Any]:
     assert shape.mamba is not None
     mamba = shape.mamba
-    config: dict[str, Any] = {"layers_block_type": [LETTERS[letter] for letter in mamba.pattern]}
+    config: dict[str, Any] = {"layers_block_type": [LETTERS.get(letter, letter) for letter in mamba.pattern]}
     if mamba.mtp_pattern is not None:
         config["mtp_layers_block_type"] = [LETTERS[letter] for letter in mamba.mtp_pattern]
     if shape.moe is None:
