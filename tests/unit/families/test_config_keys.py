@@ -36,6 +36,7 @@ NOT_READ = {
     "intermediate_size": "every layer is a mixture",
     "mlp_only_layers": "every layer is a mixture",
     "norm_topk_prob": "the class has one value alone",
+    "mamba_norm_before_gate": "is refused as true where a mixer has a norm",
 }
 LENGTHS, LISTS = ("num_hidden_layers",), ("layer_types", "mlp_layer_types")  # what lists one value for each layer
 
@@ -67,6 +68,12 @@ def others(value: Any) -> tuple[Any, ...]:
     return (64, 0.5)  # of one that may be absent
 
 
+def agreeing(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Keys that another value of `key` decides: heads of a mixer and their width are its columns."""
+    other = {"mamba_n_heads": "mamba_d_head", "mamba_d_head": "mamba_n_heads"}.get(key)
+    return {} if other is None or "mamba_d_ssm" not in config else {"mamba_d_ssm": value * config[other]}
+
+
 def has_part(shape: ModelShape, row: ConfigKey) -> bool:
     part = row.field.rpartition(".")[0]
     return not part or field_of(shape, part) is not None
@@ -89,7 +96,7 @@ def test_another_value_in_a_file_is_read_and_written_again(family: str, row: Con
         for value in others(config[row.key]) if row.key in config else ():
             changed = {key: each for key, each in config.items() if not (row.key in LENGTHS and key in LISTS)}
             try:
-                back, _ = shape_from_config({**changed, row.key: value}, shape.name)
+                back, _ = shape_from_config({**changed, row.key: value, **agreeing(config, row.key, value)}, shape.name)
             except BadKey:
                 continue  # a value that no such model has; another one is taken
             assert field_of(back, row.field) == config_of(back)[row.key] == value

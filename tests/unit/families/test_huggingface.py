@@ -32,11 +32,15 @@ CONFIGS = Path(__file__).parents[2] / "data" / "configs"  # the fields of publis
     GEMMA4,
     QWEN_VL,
     LFM2,
+    GRANITE,
+    FALCON,
+    SMOLLM,
 ) = (
     json.loads((CONFIGS / f"{name}.json").read_text(encoding="utf-8"))
     for name in (
         *("llama3-8b", "mixtral-8x7b", "gemma3-27b", "deepseek-v2", "deepseek-v3", "qwen3-30b-a3b", "gpt3-6.7b"),
         *("qwen3-next-80b-a3b", "deepseek-v4-flash", "gemma4-31b", "qwen3-vl-8b", "lfm2-1.2b"),
+        *("granite-3.3-8b", "falcon-h1-34b", "smollm3-3b"),
     )
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
@@ -197,6 +201,16 @@ def test_head_size_tied_embeddings_biases_and_the_rotary_base_are_read(tmp_path:
         (GPT3, {"activation_function": "relu"}, "activation_function"),
         (GPT3, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         (GPT3, {"n_head": 33}, "n_head: n_embd 4096 is not divisible by 33"),
+        (GRANITE, {"attention_multiplier": 1e-300}, "attention_multiplier: must be a number from 0.0001 to 10000"),
+        (GRANITE, {"attention_multiplier": 1e5}, "attention_multiplier: must be a number from 0.0001 to 10000"),
+        (GRANITE, {"logits_scaling": 1e-320}, "logits_scaling: must be a number from 0.0001 to 10000"),
+        (FALCON, {"ssm_multipliers": [1e12, 1, 1, 1, 1]}, "ssm_multipliers: must be a number from 0.0001 to 10000"),
+        (FALCON, {"mamba_d_conv": 1}, "mamba_d_conv: must be a whole number from 2 to 64"),
+        (FALCON, {"mamba_norm_before_gate": True}, "mamba_norm_before_gate: the kernel of mamba-ssm norms behind"),
+        (FALCON, {"time_step_limit": [0.0, 0.1]}, "time_step_limit: steps without a limit alone"),
+        (SMOLLM, {"no_rope_layers": "x"}, "no_rope_layers: must list a 0 or a 1 for each of 36 layers"),
+        (SMOLLM, {"num_hidden_layers": 3}, "no_rope_layers: must list a 0 or a 1 for each of 3 layers"),
+        (SMOLLM, {"use_sliding_window": True}, "windows in some of the layers are not supported"),
     ],
 )
 def test_what_is_not_exact_or_what_a_shape_cannot_say_is_refused_by_its_key(

@@ -225,3 +225,20 @@ def test_an_inline_shape_fills_in_what_follows_or_starts_from_a_preset() -> None
 )
 def test_a_model_is_of_one_kind_for_comparing_prediction_errors(name: str, kind: str) -> None:
     assert kind_of(load_preset(name)) == kind
+
+
+def test_sections_are_written_over_those_of_the_base() -> None:
+    base = load_preset("falcon-h1-34b")
+    assert base.multipliers is not None
+    changed = find_model({"base": "falcon-h1-34b", "multipliers": {"embedding": 2.0}})
+    assert changed.multipliers == replace(base.multipliers, embedding=2.0)
+    assert find_model({"base": "falcon-h1-34b", "mamba": None}).mamba == base.mamba
+
+
+def test_layers_that_are_all_alike_are_as_many_as_are_asked_for() -> None:
+    deeper = find_model({"base": "falcon-h1-34b", "num_layers": 80})
+    assert deeper.mamba is not None
+    assert set(deeper.mamba.pattern) == {"H"}
+    assert len(deeper.mamba.pattern) == 80
+    with pytest.raises(BadKey, match="52 entries for 80 layers"):
+        find_model({"base": "nemotron-3-nano", "num_layers": 80})

@@ -16,10 +16,12 @@ from llmlaunch.models.shape import ModelShape
 
 __all__ = [
     "DECODER", "LAYERS", "MIXTURE_DECODER", "MOST_LAYERS", "NORMALIZED", "QKV_BIAS", "SCALED", "SIZES",
-    "ConfigKey", "decoder_without", "if_any", "keys_by_field", "positive", "read_keys", "up_to", "written_keys"
+    "ConfigKey", "constant", "decoder_without", "if_any", "keys_by_field", "positive", "read_keys", "up_to",
+    "written_keys"
 ]  # fmt: skip
 
 MOST_LAYERS = 10_000
+LEAST_CONSTANT, LARGEST_CONSTANT = 1e-4, 1e4
 
 
 @frozen
@@ -68,6 +70,14 @@ def if_any(reader: ConfigReader, key: str) -> int | None:
 def positive(reader: ConfigReader, key: str) -> float:
     """Return a number above 0."""
     return reader.number(key, above=0.0)
+
+
+def constant(reader: ConfigReader, key: str) -> float:
+    """Return a number that tensors are multiplied by, or divided by."""
+    value = reader.number(key)
+    if not LEAST_CONSTANT <= value <= LARGEST_CONSTANT:
+        raise BadKey((key,), f"must be a number from {LEAST_CONSTANT:g} to {LARGEST_CONSTANT:g}, not {value:g}")
+    return value
 
 
 def query_groups(reader: ConfigReader, key: str) -> int:

@@ -12,12 +12,12 @@ from llmlaunch.documents.keys import form, keys_of
 from llmlaunch.documents.text import Line
 from llmlaunch.families.registry import family_names
 from llmlaunch.models.mamba import Mamba
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Multipliers, Router
 from llmlaunch.models.vision import Vision
 
 __all__ = ["PARTS", "model_form"]
 
-PARTS = {"moe": MoeShape, "mla": MlaShape, "mamba": Mamba, "vision": Vision}
+PARTS = {"moe": MoeShape, "mla": MlaShape, "mamba": Mamba, "multipliers": Multipliers, "vision": Vision}
 """Sections that are written over those of a base; the others replace them."""
 _literal: Any = Literal  # mypy knows only values that are written out
 

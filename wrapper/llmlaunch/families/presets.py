@@ -177,8 +177,8 @@ def _complete(
             raise BadKey((), "is missing `max_position_embeddings`")
         values["max_position_embeddings"] = default_positions
     moe, mamba = values.get("moe"), values.get("mamba")
-    if mamba is not None and written.get("mamba", {}).get("pattern") is None:
-        mamba = values["mamba"] = mamba | {"pattern": mamba["pattern"][: values["num_layers"]]}
+    if mamba is not None and (written.get("mamba") or {}).get("pattern") is None:
+        mamba = values["mamba"] = mamba | {"pattern": _letters(mamba["pattern"], values["num_layers"])}
     if mamba is not None and moe is not None and (written.get("moe") or {}).get("layer_pattern") is None:
         moe = values["moe"] = moe | {"layer_pattern": ()}  # the letters E of the layers
     elif moe is not None and base_moe is not None and moe.get("layer_pattern") == base_moe["layer_pattern"]:
@@ -205,6 +205,11 @@ def _part(name: str, below: Mapping[str, Any] | None, written: Mapping[str, Any]
         if whole.get(key) is None:
             raise BadKey((name,), f"is missing `{key}`; give it, or `base:` with a preset that has it")
     return whole
+
+
+def _letters(pattern: str, layers: int) -> str:
+    """Return the letters for a number of layers: cut, or continued if all are alike."""
+    return pattern[:1] * layers if len(set(pattern)) == 1 else pattern[:layers]
 
 
 def _as_deep(pattern: Sequence[int], layers: int) -> tuple[int, ...]:

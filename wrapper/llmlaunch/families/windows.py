@@ -33,7 +33,7 @@ def no_window(reader: ConfigReader) -> None:
     if reader.flag("use_sliding_window") or WINDOWED in kinds:
         raise BadKey(
             ("use_sliding_window",),
-            "windows in some of Qwen's layers are not supported; set it to false for full attention",
+            "windows in some of the layers are not supported; set it to false for full attention",
         )
 
 

@@ -328,8 +328,9 @@ def _check_one_part(shape: ModelShape) -> None:
     _alone(shape, "mamba")
     if shape.linear_bias or shape.qkv_bias:
         raise BadKey(("linear_bias",), "Mamba-2 mixers have no biases; set linear_bias and qkv_bias to false")
-    if shape.post_norms or shape.norms_after_alone:
-        raise BadKey(("post_norms",), "a layer of one part has the norm before it alone; remove it")
+    for name in ("post_norms", "norms_after_alone"):
+        if getattr(shape, name):
+            raise BadKey((name,), "layers with Mamba-2 mixers have norms before their parts alone; remove it")
 
 
 def _alone(shape: ModelShape, section: str) -> None:

@@ -4,13 +4,14 @@ and constants that multiply nearly every tensor."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import DECODER, ConfigKey, positive, read_keys, up_to
+from llmlaunch.families.config_keys import DECODER, ConfigKey, constant, read_keys, up_to
 from llmlaunch.families.decoder import COMMON, silu_decoder
 from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader, as_number, short
+from llmlaunch.families.reader import ConfigReader, short
 from llmlaunch.models.mamba import BESIDE_ATTENTION, Mamba
 from llmlaunch.models.shape import ModelShape, Multipliers
 
@@ -36,26 +37,30 @@ MIXERS = (
     ConfigKey("mamba_d_head", "mamba.head_dim", _head_dim),
     ConfigKey("mamba_d_state", "mamba.state_size"),
     ConfigKey("mamba_n_groups", "mamba.groups"),
-    ConfigKey("mamba_d_conv", "mamba.convolution_kernel", up_to(64)),
+    ConfigKey("mamba_d_conv", "mamba.convolution_kernel", lambda reader, key: reader.size(key, least=2, largest=64)),
     ConfigKey("mamba_conv_bias", "mamba.convolution_bias", ConfigReader.flag),
     ConfigKey("mamba_chunk_size", "mamba.chunk", up_to(2**16)),
     ConfigKey("mamba_rms_norm", "mamba.gated_norm", ConfigReader.flag),
 )
 CONSTANTS = (
-    ConfigKey("embedding_multiplier", "multipliers.embedding", positive),
-    ConfigKey("lm_head_multiplier", "multipliers.logits", positive),
-    ConfigKey("key_multiplier", "multipliers.keys", positive),
-    ConfigKey("attention_in_multiplier", "multipliers.attention_input", positive),
-    ConfigKey("attention_out_multiplier", "multipliers.attention_output", positive),
-    ConfigKey("ssm_in_multiplier", "multipliers.mamba_input", positive),
-    ConfigKey("ssm_out_multiplier", "multipliers.mamba_output", positive),
+    ConfigKey("embedding_multiplier", "multipliers.embedding", constant),
+    ConfigKey("lm_head_multiplier", "multipliers.logits", constant),
+    ConfigKey("key_multiplier", "multipliers.keys", constant),
+    ConfigKey("attention_in_multiplier", "multipliers.attention_input", constant),
+    ConfigKey("attention_out_multiplier", "multipliers.attention_output", constant),
+    ConfigKey("ssm_in_multiplier", "multipliers.mamba_input", constant),
+    ConfigKey("ssm_out_multiplier", "multipliers.mamba_output", constant),
 )
 
 
 def read(reader: ConfigReader) -> ModelShape:
-    """The class multiplies by 1, too."""
+    """The class multiplies by 1, too. Its kernel norms behind the gate whatever `mamba_norm_before_gate` says."""
     for key in BIASES:
         reader.only(key, False, why="biases of linear layers are not supported: must be false")
+    if reader.values.get("mamba_norm_before_gate") and reader.flag("mamba_rms_norm"):
+        raise BadKey(("mamba_norm_before_gate",), "the kernel of mamba-ssm norms behind the gate: must be false")
+    if reader.values.get("time_step_limit") not in (None, [0.0, inf]):
+        raise BadKey(("time_step_limit",), "steps without a limit alone are supported; remove it")
     shape = silu_decoder(reader)
     gate, mlp_output = _constants(reader, "mlp_multipliers", 2)
     parts = _constants(reader, "ssm_multipliers", 5)
@@ -71,7 +76,7 @@ def _constants(reader: ConfigReader, key: str, count: int) -> tuple[float, ...]:
         return (1.0,) * count
     if not isinstance(values, list) or len(values) != count:
         raise BadKey((key,), f"must be a list of {count} numbers, not {short(values)}")
-    return tuple(as_number(key, value, 0.0) for value in values)
+    return tuple(constant(ConfigReader({key: value}, {}, {}), key) for value in values)
 
 
 def write(shape: ModelShape) -> dict[str, Any]:
@@ -80,6 +85,7 @@ def write(shape: ModelShape) -> dict[str, Any]:
     assert constants is not None
     return {
         "mamba_d_ssm": mamba.num_heads * mamba.head_dim,
+        "mamba_norm_before_gate": False,
         "mlp_multipliers": [constants.gate, constants.mlp_output],
         "ssm_multipliers": None if constants.mamba_parts is None else list(constants.mamba_parts),
     }

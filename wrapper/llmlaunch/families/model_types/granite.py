@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import DECODER, ConfigKey, positive, read_keys
+from llmlaunch.families.config_keys import DECODER, ConfigKey, constant, read_keys
 from llmlaunch.families.decoder import OLD_CLASS, silu_decoder
 from llmlaunch.families.family import Family
 from llmlaunch.families.reader import ConfigReader
@@ -16,8 +16,8 @@ from llmlaunch.models.shape import ModelShape, Multipliers
 DIGITS = 9  # behind the point of a scale, so that its root and square are the same number
 
 CONSTANTS = (
-    ConfigKey("embedding_multiplier", "multipliers.embedding", positive),
-    ConfigKey("residual_multiplier", "multipliers.residual", positive),
+    ConfigKey("embedding_multiplier", "multipliers.embedding", constant),
+    ConfigKey("residual_multiplier", "multipliers.residual", constant),
 )
 
 
@@ -27,8 +27,8 @@ def read(reader: ConfigReader) -> ModelShape:
     if bias != reader.flag("mlp_bias"):
         raise BadKey(("attention_bias",), "attention_bias and mlp_bias must be both true or both false here")
     shape = replace(silu_decoder(reader), linear_bias=bias)
-    scale = round(positive(reader, "attention_multiplier") ** -2, DIGITS)
-    constants = Multipliers(**read_keys(reader, CONSTANTS), logits=1.0 / positive(reader, "logits_scaling"))
+    scale = round(constant(reader, "attention_multiplier") ** -2, DIGITS)
+    constants = Multipliers(**read_keys(reader, CONSTANTS), logits=1.0 / constant(reader, "logits_scaling"))
     return replace(shape, attention_scale=None if scale == shape.head_dim else scale, multipliers=constants)
 
 

@@ -21,7 +21,9 @@ def read(reader: ConfigReader) -> ModelShape:
         raise BadKey(("attention_bias",), "attention_bias and mlp_bias must be both true or both false here")
     shape, listed = silu_decoder(reader), reader.get("no_rope_layers")
     every = reader.size("no_rope_layer_interval")
-    if isinstance(listed, list) and listed:
+    if listed is not None:
+        if not isinstance(listed, list) or len(listed) != shape.num_layers:
+            raise BadKey(("no_rope_layers",), f"must list a 0 or a 1 for each of {shape.num_layers} layers; remove it")
         every = (*listed, 0).index(0) + 1
         if listed != [int((layer + 1) % every > 0) for layer in range(shape.num_layers)]:
             raise BadKey(("no_rope_layers",), "other layers than at even distances are not supported; remove it")

@@ -123,7 +123,7 @@ SPLIT_RULES: tuple[Rule, ...] = (
     Rule(
         "tensor-plan",
         "the tensor-parallel plans of Hugging Face's mixtures, of multi-latent attention, of Phi, OLMo and Gemma 4 "
-        "have styles AutoTP refuses, and GPT-2 has no plan: tensor must be 1",
+        "have styles AutoTP refuses, and GPT-2 and Falcon-H1 have no plan: tensor must be 1",
         PLAN,
         tensor_plan,
     ),
