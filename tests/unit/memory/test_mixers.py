@@ -23,7 +23,8 @@ from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layers.modules import Module, ModuleStyle
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
-from llmlaunch.memory.priced_layers import PricedLayers, job_columns
+from llmlaunch.memory.layer_bytes import job_columns
+from llmlaunch.memory.priced_layers import PricedLayers
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import Multipliers
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
