@@ -78,10 +78,10 @@ def key(
     field. `limits` are pydantic's: ge, gt, le, lt, min_length, max_length, pattern.
     """
     about = _Key(description, key_name, place, required, written, words or {}, limits)
-    kept = {**(metadata or {}), "key": about}
+    with_key = {**(metadata or {}), "key": about}
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata=kept)
-    return field(default=default, metadata=kept)
+        return field(default_factory=dict, metadata=with_key)
+    return field(default=default, metadata=with_key)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(key, field))
@@ -211,8 +211,8 @@ def _hints(cls: type[Any], names: list[str]) -> dict[str, Any]:
     imported for mypy only."""
     hints: dict[str, Any] = {}
     for base in cls.__mro__:
-        own = inspect.get_annotations(base)
-        some = type(base.__name__, (), {"__annotations__": {name: own[name] for name in names if name in own}})
+        written = {name: hint for name, hint in inspect.get_annotations(base).items() if name in names}
+        some = type(base.__name__, (), {"__annotations__": written})
         some.__module__ = base.__module__
         hints = get_type_hints(some, include_extras=True) | hints
     return hints

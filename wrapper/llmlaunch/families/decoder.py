@@ -1,4 +1,4 @@
-"""What config.json says of a decoder in nearly every family, and the defaults that most configuration classes share."""
+"""Reading a decoder that nearly every family has, and the defaults that most configuration classes share."""
 
 from __future__ import annotations
 

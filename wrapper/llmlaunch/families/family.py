@@ -1,4 +1,4 @@
-"""What a model family of Hugging Face is: how its config.json is read and written, and what its class is like."""
+"""A model family of Hugging Face: how its config.json is read and written, and how its class differs from others."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ class Family:
     """Whether the class refuses a hidden_size that its heads do not divide, even where head_dim is given
     (validate_architecture, 5.23)."""
     plain_mixture: Mapping[str, Any] | None = None
-    """What of a mixture without marks changes where this class builds it, because no plainer one has dense layers."""
+    """Fields of a plain mixture with dense layers that change where this class builds it: no plainer class can."""

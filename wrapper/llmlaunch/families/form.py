@@ -31,7 +31,7 @@ def model_form() -> Any:
     for name, section in PARTS.items():
         within = {"router": router | None} if section is MoeShape else {}
         description = None if section is MoeShape else section.__doc__
-        keys = keys_of(section, over_base=True, written=within)
-        written[name] = form(section.__name__, keys, description=description) | None
-    whole = {"base": NotRequired[base], **keys_of(ModelShape, over_base=True, written=written)}
-    return form("Model", whole, description="A decoder-only model. With `base`, only what differs from it.")
+        section_keys = keys_of(section, over_base=True, written=within)
+        written[name] = form(section.__name__, section_keys, description=description) | None
+    keys = {"base": NotRequired[base], **keys_of(ModelShape, over_base=True, written=written)}
+    return form("Model", keys, description="A decoder-only model. With `base`, only what differs from it.")

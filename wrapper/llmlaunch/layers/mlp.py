@@ -46,7 +46,7 @@ class Mlp(Block):
         return mlp_modules(self.matrices, style)
 
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
-        """What the activation function reads, and what it puts out."""
+        """Return the input and the output of the activation function."""
         if c.pieces_again:
             return {}
         n, width = c.tokens, self.width / c.tensor

@@ -182,7 +182,10 @@ def saved_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
     def whole() -> FloatColumn:
         return _whole_layers(job, rows) + around
 
-    kept: Column = lambda: kept_by_heads(job, rows) + around  # noqa: E731
+    def as_the_decoder() -> FloatColumn:
+        return kept_by_heads(job, rows) + around
+
+    kept: Column = as_the_decoder
     for effect in effects_of(job, Effect.kept_by_head):
         kept = partial(effect, job, rows, kept, whole)
     per_head = kept()
