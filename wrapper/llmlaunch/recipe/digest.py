@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from typing import Any
 
-from llmlaunch.recipe.types import AUTO_NODES, Recipe, Restart
+from llmlaunch.cluster.profile import Accelerator, Cluster, Site
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.types import AUTO_NODES, BackendChoice, Recipe, Restart
 
 __all__ = ["recipe_digest"]
 
@@ -17,17 +19,19 @@ _LEFT_OUT = frozenset(
     {"path", "text", "overrides", "digest", "assumptions", "not_secrets", "slurm_plugins", "locked_by", "notify"}
 )
 _UNTIL_CHOSEN = frozenset({"budget"})  # decides the number of nodes, and nothing else of a job
-_NOTES = frozenset(
-    # where a figure was found; a family is a way to say the shape
-    {"memory_source", "found_version", "family", "document"}
-    # of a host's link, a measured network and bad nodes, which are measured anew from day to day, a job's meaning does
-    # not speak
-    | {"bandwidth", "host_link", "network", "exclude"}
+# Fields of a section of which a job's meaning does not speak.
+_NOTES: Mapping[type[Any], frozenset[str]] = {
+    Recipe: frozenset({"document"}),
+    BackendChoice: frozenset({"found_version"}),
+    ModelShape: frozenset({"family"}),  # a way to say the shape
+    # where a figure was found, and what is measured anew from day to day
+    Accelerator: frozenset({"memory_source", "host_link"}),
+    Cluster: frozenset({"bandwidth", "network"})
     # how a host is reached, and what measured runs say of hosts
-    | {"devices_per_uplink", "host_copy_bytes_per_second", "host_seconds_factor"}
-    # what a job costs, and how soon it comes back
-    | {"usd_per_gpu_hour", "checkpoint_gigabytes_per_second", "resume_seconds"}
-)
+    | {"devices_per_uplink", "host_copy_bytes_per_second", "host_seconds_factor"},
+    # bad nodes of today, what a job costs, and how soon it comes back
+    Site: frozenset({"exclude", "usd_per_gpu_hour", "checkpoint_gigabytes_per_second", "resume_seconds"}),
+}
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -47,7 +51,8 @@ def recipe_digest(recipe: Recipe) -> str:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        stated = {f: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in _NOTES}
+        notes = _NOTES.get(type(value), frozenset())
+        stated = {f: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in notes}
         return {f.name: item for f, item in stated.items() if item != _plain(_default(f))}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
