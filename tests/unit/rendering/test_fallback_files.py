@@ -15,8 +15,8 @@ from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.assets import asset
 from llmlaunch.planner.plan import Fallback
 from llmlaunch.rendering.provenance import Provenance
+from llmlaunch.rendering.restarts import warning_seconds
 from llmlaunch.rendering.run_directory import render_run, run_files
-from llmlaunch.rendering.run_json import warning_seconds
 
 
 def plan_of(name: str, *words: str) -> PlannedRun:

@@ -168,7 +168,7 @@ def _refuse_sweep(
     """Raise UserError where several runs cannot be submitted at once; SLURM is asked how long an array may be."""
     from llmlaunch.launchers.slurm.site import max_array_size
     from llmlaunch.launchers.sweep import refuse_array
-    from llmlaunch.rendering.run_json import restart_by
+    from llmlaunch.rendering.restarts import restart_by
 
     if choice.launcher.name != "slurm":
         raise UserError(

@@ -27,7 +27,7 @@ COMMANDS = {
     "plan": ("plan", "Show the ranked layouts and why others were refused."),
     "compare": ("compare", "Rank clusters and numbers of nodes by days and price."),
     "diff": ("compare", "Say what differs between two recipes, plans or runs."),
-    "render": ("planning", "Write the run directory."),
+    "render": ("render", "Write the run directory."),
     "rehearse": ("rehearse", "Run or trace single ranks of the job before it is submitted."),
     "schema": ("schema", "Print the JSON Schema of a recipe or a result."),
     "submit": ("submit", "Render, submit and record a run."),
@@ -44,7 +44,7 @@ COMMANDS = {
     "accuracy": ("accuracy", "Score predictions against measured records."),
     "qualify": ("qualify", "Measure small layouts on your devices against predictions."),
     "calibrate": ("calibrate", "Learn from measured runs what predictions leave out."),
-    "explain-args": ("planning", "Say what each argument and variable of a run follows from."),
+    "explain-args": ("render", "Say what each argument and variable of a run follows from."),
     "doctor": ("doctor", "Look at the site: its network, and what its containers hold."),
     "completion": ("completion", "Print what makes your shell complete commands, runs and keys."),
 }

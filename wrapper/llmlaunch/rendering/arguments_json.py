@@ -18,7 +18,7 @@ from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.racks import group_nodes
 from llmlaunch.recipe.overrides import place_of, written_document
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rendering.run_json import warning_seconds
+from llmlaunch.rendering.restarts import warning_seconds
 from llmlaunch.rendering.scripts import DIRECTIVE_REASONS, OUR_VARIABLES, exported, sbatch_options
 from llmlaunch.rundir.files import object_in
 from llmlaunch.rundir.values import shortened

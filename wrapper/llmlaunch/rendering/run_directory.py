@@ -20,12 +20,12 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.arguments_json import arguments_json
 from llmlaunch.rendering.node_archive import node_archive
 from llmlaunch.rendering.provenance import Provenance, copy_snapshot, gather_provenance
+from llmlaunch.rendering.restarts import is_placed
 from llmlaunch.rendering.run_json import (
     FALLBACK_FOLDER,
     FEWER_NODES_FOLDER,
     fallback_folder,
     fewer_nodes_folder,
-    is_placed,
     placement_json,
     run_description,
 )

@@ -6,23 +6,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from math import ceil
 
 from llmlaunch.calibration.time_calibrations import machine_json
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.checkpoints import (
-    NON_PERSISTENT_FOLDER,
-    lead_seconds,
-    refuse_short_time,
-    save_seconds,
-    tracker,
-)
+from llmlaunch.frameworks.checkpoints import NON_PERSISTENT_FOLDER, save_seconds, tracker
 from llmlaunch.frameworks.registry import backend_for, recorded_name
 from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_NAMES, Layout
 from llmlaunch.models.mamba import BUILT_BY_CORE
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
 from llmlaunch.planner.plan import FewerNodes, Plan
-from llmlaunch.recipe.types import FT_LAUNCHER, Recipe
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rendering.restarts import is_expedited, restart_by
 from llmlaunch.techniques.optimizer_instances import OptimizerInstances
 from llmlaunch.techniques.technique import key_of
 from llmlaunch.techniques.tensor_overlap import TensorOverlap
@@ -34,15 +28,9 @@ __all__ = [
     "FEWER_NODES_FOLDER",
     "fallback_folder",
     "fewer_nodes_folder",
-    "is_expedited",
-    "is_placed",
-    "late_end_seconds",
     "measurement_template",
     "placement_json",
-    "restart_by",
-    "restarts_here",
     "run_description",
-    "warning_seconds",
 ]
 
 
@@ -257,11 +245,6 @@ def _techniques(recipe: Recipe, layout: Layout) -> dict[str, object]:
     return {"techniques": values} if values else {}
 
 
-def is_placed(recipe: Recipe) -> bool:
-    """Whether the job chooses the order of its nodes."""
-    return recipe.placement == "auto" and recipe.nodes > 1
-
-
 def placement_json(recipe: Recipe, layout: Layout) -> bytes:
     """The file (docs/run-directory.md), a row of the matrix on a line."""
     from llmlaunch.planner.placement import layout_sizes, step_volumes
@@ -297,7 +280,6 @@ LOST_HOURS = 48.0
 """Hours of all devices that may be lost where the recipe does not say. A failure costs half a save interval and a
 start-up: at half an hour each, and one failure every three hours as on 16,384 GPUs (Llama 3, arXiv 2407.21783, table
 5), a week loses 28 h."""
-LEAST_LATE_END_SECONDS = 60
 
 
 def recovery(recipe: Recipe, plan: Plan) -> dict[str, object]:
@@ -331,11 +313,6 @@ def _fallbacks(plan: Plan) -> list[dict[str, object]]:
     ]
 
 
-def is_expedited(recipe: Recipe) -> bool:
-    """Whether SLURM is asked to start the job again at once and before all others (`slurm: {requeue: expedite}`)."""
-    return restart_by(recipe) == "requeue" and str(recipe.slurm.get("requeue")).lower() == "expedite"
-
-
 def fewer_nodes_folder(nodes: int) -> str:
     """Where the layout for so many nodes, fewer than planned, lies in the run directory."""
     return f"{FEWER_NODES_FOLDER}/{nodes}"
@@ -351,48 +328,6 @@ def _fewer_nodes(recipe: Recipe, plan: Plan, fewer: FewerNodes) -> dict[str, obj
             for nodes, reduced in fewer.plans
         ],
     }
-
-
-def restart_by(recipe: Recipe) -> str | None:
-    """How the job comes back: "requeue" or "chain"; None where it does not."""
-    return None if recipe.restart is None else recipe.restart.by or recipe.cluster.site.restart_by or "requeue"
-
-
-def restarts_here(recipe: Recipe) -> bool:
-    """Whether the job starts again in its allocation before it goes back to the queue."""
-    return recipe.restart is not None and recipe.restart.within in ("job", FT_LAUNCHER)
-
-
-def has_ft_launcher(recipe: Recipe) -> bool:
-    """Whether ft_launcher of nvidia-resiliency-ext starts the trainers in place of torchrun."""
-    return recipe.restart is not None and recipe.restart.within == FT_LAUNCHER
-
-
-def _chain(plan: Plan) -> list[Plan]:
-    """Every layout that one job may run."""
-    fallbacks = plan.fallbacks.layouts if plan.fallbacks else ()
-    fewer = plan.fewer_nodes.plans if plan.fewer_nodes else ()
-    return [plan, *(fallback.plan for fallback in fallbacks), *(reduced for _, reduced in fewer)]
-
-
-def warning_seconds(recipe: Recipe, plan: Plan) -> int | None:
-    """How long before its time limit the job is told to save, whichever of its layouts runs by then; None where it does
-    not come back.
-
-    Raises UserError where the time limit leaves too little to train.
-    """
-    if recipe.restart is None:
-        return None
-    lead = max(lead_seconds(recipe, of_chain.layout, of_chain.chosen.step_seconds) for of_chain in _chain(plan))
-    refuse_short_time(recipe, lead)
-    return lead
-
-
-def late_end_seconds(recipe: Recipe, plan: Plan) -> int:
-    """How much later than the first node the last may end: some write more of a checkpoint than others."""
-    if recipe.training.checkpoint_path is None:
-        return LEAST_LATE_END_SECONDS
-    return max(LEAST_LATE_END_SECONDS, *(ceil(save_seconds(recipe, of_chain.layout)) for of_chain in _chain(plan)))
 
 
 def _restart(recipe: Recipe) -> dict[str, object] | None:

@@ -19,7 +19,7 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.racks import group_nodes, segment_nodes
 from llmlaunch.recipe.containers import is_imported
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rendering.run_json import (
+from llmlaunch.rendering.restarts import (
     has_ft_launcher,
     is_expedited,
     is_placed,

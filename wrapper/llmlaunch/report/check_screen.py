@@ -12,7 +12,7 @@ from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.fewer_nodes_text import faster_on_fewer_sentence, fewer_nodes_sentences
 from llmlaunch.report.memory_bars import memory_bars
-from llmlaunch.report.plan_text import headroom_sentence, job_text, neighbour_row, verdict_words
+from llmlaunch.report.plan_sentences import headroom_sentence, job_text, neighbour_row, verdict_words
 from llmlaunch.report.terminal import Surface, filled
 from llmlaunch.report.text import table, with_coloured_verdict
 from llmlaunch.rundir.values import counted, printable

@@ -23,7 +23,7 @@ from llmlaunch.planner.relaxed_pins import as_pin
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.plan_text import job_text
+from llmlaunch.report.plan_sentences import job_text
 from llmlaunch.report.svg import svg, write_svg
 from llmlaunch.report.text import one_line
 from llmlaunch.units import gib

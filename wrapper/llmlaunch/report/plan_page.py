@@ -16,7 +16,8 @@ from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.grid_plot import Cell, Grid, Row, grid_of
 from llmlaunch.report.page import BAR_UNITS, FAMILIES, bar_tip, families_of, page, spread_of, term_rows, write_page
-from llmlaunch.report.plan_text import headroom_sentence, job_text, neighbour_row, ranked_title
+from llmlaunch.report.plan_sentences import headroom_sentence, job_text, neighbour_row
+from llmlaunch.report.plan_text import ranked_title
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration, gib
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE

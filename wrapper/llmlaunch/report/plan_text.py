@@ -14,16 +14,15 @@ from llmlaunch.planner.plan import (
     NO_LAYOUT,
     Candidate,
     Fallback,
-    FullerLayout,
     Limit,
     Plan,
     fujii_verdict,
-    risk_words,
 )
 from llmlaunch.planner.preference import headroom_rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.fewer_nodes_text import faster_on_fewer_sentence, fewer_nodes_table
 from llmlaunch.report.length_text import length_lines
+from llmlaunch.report.plan_sentences import headroom_sentence, job_text, neighbour_row, verdict_words
 from llmlaunch.report.text import signed_percent, table
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB, gib
@@ -32,18 +31,7 @@ from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
 
-__all__ = [
-    "check_text",
-    "front_text",
-    "headroom_sentence",
-    "neighbour_row",
-    "neighbours_text",
-    "placement_text",
-    "plan_text",
-    "ranked_title",
-    "replan_text",
-    "verdict_words",
-]
+__all__ = ["check_text", "front_text", "neighbours_text", "placement_text", "plan_text", "ranked_title", "replan_text"]
 SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at least so much more
 
 
@@ -86,16 +74,6 @@ def _figures(recipe: Recipe, plan: Plan) -> list[str]:
     return [*_headline(recipe, plan), "", *memory_and_time, *others]
 
 
-def job_text(recipe: Recipe) -> str:
-    """Return what is trained, on what, and in which number formats, in one line."""
-    cluster, work = recipe.cluster, recipe.workload
-    return (
-        f"{recipe.model.name} on {recipe.nodes} x {cluster.devices_per_node} {cluster.accelerator.name}, "
-        f"{counted(work.global_batch_size, 'sequence')} of {counted(work.sequence_length, 'token')} a step, "
-        f"{recipe.training.numbers.beside(work.precision)}, {recipe.backend.name}"
-    )
-
-
 def _headline(recipe: Recipe, plan: Plan) -> list[str]:
     return [
         f"{recipe.name}: {verdict_words(plan)}{f': {plan.reason};' if plan.reason else ''}  {plan.layout.describe()}",
@@ -111,13 +89,6 @@ def _arguments(plan: Plan) -> list[str]:
     by_class = (plan.arguments.as_json() or {}).items()
     text = "; ".join(f"{kind}: {', '.join(arguments)}" for kind, arguments in by_class if arguments)
     return wrap(f"your arguments: {text}", 120, initial_indent="  ", subsequent_indent="    ") if text else []
-
-
-def verdict_words(plan: Plan) -> str:
-    """Return the verdict and its risk, with what the recipe, a lock or a budget says of it."""
-    accepted = ", accepted by the recipe" if plan.accepted else ""
-    locked = f", kept by {plan.locked_by}" if plan.locked_by else ""
-    return f"{plan.verdict_with_risk}{accepted}{locked}{', beyond the budget' if plan.beyond_budget else ''}"
 
 
 def replan_text(kept: Plan, anew: Plan) -> str:
@@ -271,14 +242,6 @@ def _time(plan: Plan) -> list[str]:
     ]
 
 
-def headroom_sentence(fuller: FullerLayout, layout: str) -> str:
-    """Return that a plan was chosen for its head-room, and what was given for it. `layout` names the fuller layout."""
-    gain = f"{abs(fuller.gain):.1%}"
-    pace = "as fast" if gain == "0.0%" else f"{gain} {'faster' if fuller.gain > 0 else 'slower'}"
-    joint = "but" if fuller.gain > 0 and pace != "as fast" else "and"
-    return f"Chosen for headroom: {layout} is {pace} {joint} has a stated {risk_words(fuller.stated_risk, 'risk of')}"
-
-
 def _fuller(plan: Plan) -> list[str]:
     """The layout that gave way to a roomier one, and why."""
     if plan.fuller is None:
@@ -417,24 +380,6 @@ def neighbours_text(plan: Plan, neighbours: Sequence[Neighbour]) -> list[str]:
         return []
     lines = table(["", "time", "GiB to spare"], [row for row, _ in rows], remarks=[remark for _, remark in rows])
     return ["Neighbours of this layout: one choice changed, data parallelism takes up the rest", lines]
-
-
-def neighbour_row(plan: Plan, neighbour: Neighbour) -> tuple[list[str], str]:
-    verdict = neighbour.verdict
-    change = f"{neighbour.name.replace('_', ' ')} {_setting_text(neighbour.before)} -> {_setting_text(neighbour.after)}"
-    for name, value in neighbour.along.items():
-        change += f", {name.replace('_', ' ')} {_setting_text(value)}"
-    remark = "" if verdict.refusal is None else f"refused: {verdict.refusal.reason}"
-    if verdict.step_seconds is None or verdict.device_bytes is None:
-        return [change, "", ""], remark
-    time = signed_percent(verdict.step_seconds / plan.chosen.step_seconds - 1)
-    return [change, time, gib(plan.limit.limit_bytes - verdict.device_bytes)], remark
-
-
-def _setting_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def front_text(plan: Plan, front: Sequence[Candidate]) -> list[str]:
