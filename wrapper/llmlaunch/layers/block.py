@@ -26,6 +26,7 @@ __all__ = [
     "Parameters",
     "Saved",
     "Tensors",
+    "scaled_columns",
     "stream_bytes",
 ]
 
@@ -235,3 +236,8 @@ class Block:
 def stream_bytes(c: LayerColumns, width: float) -> FloatColumn:
     """Return the bytes of a layer's input for one micro-batch: a residual stream that is `width` columns wide."""
     return c.tokens * c.facts.residual_bytes * width / c.sequence_split
+
+
+def scaled_columns(*products: tuple[float | None, int]) -> tuple[float, ...]:
+    """Return the columns of tensors that are multiplied by a constant, of those that may be."""
+    return tuple(float(columns) for constant, columns in products if constant is not None)

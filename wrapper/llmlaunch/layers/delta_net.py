@@ -10,8 +10,9 @@ from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.work import BlockWork, ContextTraffic, recurrence
+from llmlaunch.models.shape import ModelShape
 
-__all__ = ["DELTA_CHUNK", "DeltaNet"]
+__all__ = ["DELTA_CHUNK", "DeltaNet", "delta_net"]
 
 DELTA_CHUNK = 64.0  # tokens over which flash-linear-attention solves a triangular system at a time
 
@@ -119,3 +120,17 @@ class DeltaNet(Block):
         alive = c.tokens * c.facts.layer.activation_bytes * elements / c.tensor
         output = own["delta_output"].bytes + (own["delta_proj_input"].bytes if "delta_proj_input" in own else 0.0)
         return alive - output - behind.later() - behind.last_layer
+
+
+def delta_net(shape: ModelShape) -> DeltaNet:
+    """Return the linear attention of a model's layers."""
+    linear = shape.linear_attention
+    assert linear is not None
+    return DeltaNet(
+        shape.hidden_size,
+        linear.num_key_heads,
+        linear.num_value_heads,
+        linear.key_head_dim,
+        linear.value_head_dim,
+        linear.conv_kernel,
+    )

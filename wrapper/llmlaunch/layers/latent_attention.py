@@ -14,8 +14,9 @@ from llmlaunch.layers.block import FP32_BYTES, Saved
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, NEITHER, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
+from llmlaunch.models.shape import ModelShape
 
-__all__ = ["UP_PROJECTION", "LatentAttention"]
+__all__ = ["UP_PROJECTION", "LatentAttention", "latent_attention"]
 
 UP_PROJECTION = ("mla_up_proj",)
 
@@ -141,3 +142,23 @@ class LatentAttention(SoftmaxAttention):
             "attn_qkv": Saved(n * e * wide / c.tensor, UP_PROJECTION, CORE),
             **self.output_tensors(c),
         }
+
+
+def latent_attention(shape: ModelShape) -> LatentAttention:
+    """Return the latent attention of a model's layers."""
+    mla = shape.mla
+    assert mla is not None
+    return LatentAttention(
+        hidden=shape.hidden_size,
+        heads=shape.num_attention_heads,
+        query_rank=mla.q_lora_rank,
+        key_value_rank=mla.kv_lora_rank,
+        head_dim=mla.qk_head_dim,
+        positions=mla.qk_pos_emb_head_dim,
+        value_head_dim=mla.v_head_dim,
+        norm_parameters=shape.norm_parameters,
+        norm_vectors=shape.norm_vectors,
+        dropout=shape.attention_dropout > 0,
+        softcap=shape.attention_softcap is not None,
+        gate=shape.attention_gate,
+    )

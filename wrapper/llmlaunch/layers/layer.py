@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property, reduce
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
@@ -16,6 +16,9 @@ from llmlaunch.layers.block import FP32_BYTES, Block, Parameters, Saved
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import Matrix
 from llmlaunch.layers.modules import Module, ModuleStyle, container
+
+if TYPE_CHECKING:
+    from llmlaunch.layers.mixture import Mixture
 
 __all__ = ["Branch", "Layer"]
 
@@ -159,6 +162,15 @@ class Layer:
     def is_mixture(self) -> bool:
         """Whether some of its matrices are those of experts."""
         return any(matrix.of_experts for matrix in self.matrices)
+
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """The mixture of experts among its blocks; None without one."""
+        if not self.is_mixture:
+            return None
+        from llmlaunch.layers.mixture import Mixture
+
+        return next(self.blocks_of(Mixture))
 
     def parameters(self, c: LayerColumns) -> Parameters:
         """Return the parameters on a device."""

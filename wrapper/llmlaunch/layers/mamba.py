@@ -12,14 +12,15 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import ByPass, MemoryFacts
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, stream_bytes
+from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, scaled_columns, stream_bytes
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules
 from llmlaunch.layers.work import BlockWork, ContextTraffic, recurrence
 from llmlaunch.models.mamba import CONV_KERNEL, SCAN_CHUNK
+from llmlaunch.models.shape import ModelShape, Multipliers
 
-__all__ = ["Mamba2"]
+__all__ = ["Mamba2", "mamba_mixer"]
 
 
 @frozen
@@ -179,3 +180,28 @@ class Mamba2(Block):
         gradient = 0.0 if no_temporary else c.facts.states.parameter_bytes * last
         output = stream_bytes(c, self.hidden) if self.scaled_output else 0.0
         return c.tokens * columns + np.maximum(c.tokens * scan, gradient) + output
+
+
+def mamba_mixer(shape: ModelShape) -> Mamba2:
+    """Return the Mamba-2 mixer of a model's layers."""
+    mamba, constants = shape.mamba, shape.multipliers or Multipliers()
+    assert mamba is not None
+    mixer = Mamba2(
+        hidden=shape.hidden_size,
+        heads=mamba.num_heads,
+        head_dim=mamba.head_dim,
+        state_size=mamba.state_size,
+        groups=mamba.groups,
+        kernel=mamba.convolution_kernel,
+        kernel_bias=mamba.convolution_bias,
+        chunk=mamba.chunk,
+        gated_norm=mamba.gated_norm,
+        scaled_input=constants.mamba_input is not None,
+        scaled_output=constants.mamba_output is not None,
+    )
+    scaled = scaled_columns(
+        (constants.mamba_input, shape.hidden_size),
+        (None if constants.mamba_parts is None else 1.0, mixer.projected_width),
+        (constants.mamba_output, shape.hidden_size),
+    )
+    return replace(mixer, scaled=scaled)

@@ -16,8 +16,9 @@ from llmlaunch.layers.mlp import mlp_backward, mlp_matrices, mlp_modules, projec
 from llmlaunch.layers.modules import Module, ModuleStyle, container, expert_modules
 from llmlaunch.layers.work import Amounts, BlockWork
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
+from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape
 
-__all__ = ["Mixture"]
+__all__ = ["Mixture", "mixture_of"]
 
 FUSED_ROWS = 256.0  # of a tile of experts that are one kernel (moe_utils.py get_align_size_for_quantization)
 TILE_ROWS = 128.0  # of a tile of a grouped product
@@ -305,3 +306,28 @@ class Mixture(Block):
         own = np.maximum(each * self.width, second * (3.0 * self.outer + again))
         there = np.where(own > 0, self.outer * (1.0 + (c.layouts.expert > 1)), 0.0)
         return np.asarray(c.facts.layer.activation_bytes * self.routed_tokens(c) * (own + there))
+
+
+def mixture_of(shape: ModelShape) -> Mixture:
+    """Return the mixture of experts of a model's layers."""
+    moe = shape.moe
+    assert moe is not None
+    router = moe.router
+    return Mixture(
+        hidden=shape.hidden_size,
+        experts=moe.num_experts,
+        topk=moe.topk,
+        width=moe.ffn_hidden_size,
+        gated=shape.gated_mlp,
+        squared=shape.activation == SQUARED,
+        clamped=shape.activation == CLAMPED,
+        shared_width=moe.shared_expert_ffn_hidden_size,
+        shared_gate=moe.shared_expert_gate,
+        latent=moe.latent_size,
+        bias=shape.linear_bias,
+        all_scored=router.score_function != "softmax" or not router.normalize_topk,
+        weighted_inputs=router.weighted_inputs,
+        capacity_factor=moe.capacity_factor,
+        groups=router.groups,
+        group_topk=router.group_topk,
+    )

@@ -1,31 +1,27 @@
-"""A model as a list of layers: the one place that makes blocks of a model's shape."""
+"""A model as a list of layers: which blocks a model's shape has, and where. A kind of block that few models have is
+imported for these alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmlaunch.columns import IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.attention import Attention, SoftmaxAttention, Window
-from llmlaunch.layers.block import Block
-from llmlaunch.layers.delta_net import DeltaNet
-from llmlaunch.layers.latent_attention import LatentAttention
+from llmlaunch.layers.block import Block, scaled_columns
 from llmlaunch.layers.layer import Branch, Layer
-from llmlaunch.layers.mamba import Mamba2
-from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.mlp import Mlp
-from llmlaunch.layers.pooled_attention import PooledAttention
-from llmlaunch.layers.short_convolution import ShortConvolution
-from llmlaunch.layers.sparse_attention import SparseAttention
 from llmlaunch.models.mamba import BESIDE_ATTENTION
-from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, Multipliers
+from llmlaunch.models.shape import ModelShape, Multipliers
 
-__all__ = ["Model", "model_of", "norm_parameters", "stream_contraction", "stream_mixing"]
+if TYPE_CHECKING:
+    from llmlaunch.layers.mixture import Mixture
+
+__all__ = ["Model", "model_of", "stream_contraction", "stream_mixing"]
 
 
 @frozen
@@ -89,21 +85,12 @@ class Model:
     @cached_property
     def mixture(self) -> Mixture | None:
         """The mixture of experts, which is alike in all layers that have one; None without any."""
-        return next((block for layer in self.kinds for block in layer.blocks_of(Mixture)), None)
+        return next((layer.mixture for layer in self.kinds if layer.mixture is not None), None)
 
     @cached_property
     def decoder_kinds(self) -> tuple[int, ...]:
         """The kinds that decoder layers are of, in order."""
         return tuple(sorted((*self.classes[0], *self.classes[1])))
-
-
-def norm_parameters(shape: ModelShape) -> float:
-    """Return the parameters of a norm as wide as the residual stream."""
-    return float(shape.hidden_size * _norm_vectors(shape))
-
-
-def _norm_vectors(shape: ModelShape) -> int:
-    return 1 if shape.normalization == "RMSNorm" else 2
 
 
 def stream_mixing(shape: ModelShape) -> int:
@@ -170,7 +157,7 @@ def _layer(shape: ModelShape, parts: Parts) -> Layer:
             Branch(
                 hidden=shape.hidden_size,
                 blocks=blocks,
-                norm_parameters=norm_parameters(shape),
+                norm_parameters=shape.norm_parameters,
                 post_norm=shape.post_norms,
                 dropout=shape.hidden_dropout > 0,
                 streams=shape.residual_streams,
@@ -183,24 +170,44 @@ def _layer(shape: ModelShape, parts: Parts) -> Layer:
 
 def _mixer(shape: ModelShape, at: int) -> Block:
     """Return what the layer at a place has for attention, or instead of it."""
-    linear, compressed, window = shape.linear_attention, shape.compressed_attention, shape.sliding_window
-    convolution = shape.short_convolution
+    window, convolution = shape.sliding_window, shape.short_convolution
     if convolution is not None and at not in convolution.attention_layers:
-        return ShortConvolution(shape.hidden_size, convolution.kernel, convolution.bias)
-    if linear is not None and shape.linear_pattern[at]:
-        return DeltaNet(
-            shape.hidden_size,
-            linear.num_key_heads,
-            linear.num_value_heads,
-            linear.key_head_dim,
-            linear.value_head_dim,
-            linear.conv_kernel,
-        )
-    if compressed is not None:
-        return _pooled(shape, compressed.ratios[at])
+        from llmlaunch.layers.short_convolution import short_convolution
+
+        return short_convolution(shape)
+    if shape.linear_attention is not None and shape.linear_pattern[at]:
+        from llmlaunch.layers.delta_net import delta_net
+
+        return delta_net(shape)
+    if shape.compressed_attention is not None:
+        return _pooled(shape, shape.compressed_attention.ratios[at])
+    if shape.indexer is not None:
+        from llmlaunch.layers.sparse_attention import sparse_attention
+
+        return sparse_attention(shape)
     if shape.mla is not None:
-        return _latent(shape)
+        from llmlaunch.layers.latent_attention import latent_attention
+
+        return latent_attention(shape)
     return _attention(shape, full=window is not None and window.full_every > 0 and not (at + 1) % window.full_every)
+
+
+def _pooled(shape: ModelShape, ratio: int) -> Block:
+    from llmlaunch.layers.pooled_attention import pooled_attention
+
+    return pooled_attention(shape, ratio)
+
+
+def _mamba(shape: ModelShape) -> Block:
+    from llmlaunch.layers.mamba import mamba_mixer
+
+    return mamba_mixer(shape)
+
+
+def _mixture(shape: ModelShape) -> Block:
+    from llmlaunch.layers.mixture import mixture_of
+
+    return mixture_of(shape)
 
 
 def _attention(shape: ModelShape, full: bool) -> Attention:
@@ -231,8 +238,8 @@ def _attention(shape: ModelShape, full: bool) -> Attention:
         softcap=shape.attention_softcap is not None,
         window=None if window is None or full else Window(window.tokens, window.chunked),
         turned_beside_images=shape.vision is not None,
-        norm_vectors=_norm_vectors(shape),
-        scaled=_scaled(
+        norm_vectors=shape.norm_vectors,
+        scaled=scaled_columns(
             (constants.attention_input, shape.hidden_size),
             (constants.keys, groups * head_dim),
             (constants.attention_output, shape.hidden_size),
@@ -242,75 +249,9 @@ def _attention(shape: ModelShape, full: bool) -> Attention:
     )
 
 
-def _latent(shape: ModelShape) -> LatentAttention:
-    mla, indexer = shape.mla, shape.indexer
-    assert mla is not None
-    ordinary = LatentAttention(
-        hidden=shape.hidden_size,
-        heads=shape.num_attention_heads,
-        query_rank=mla.q_lora_rank,
-        key_value_rank=mla.kv_lora_rank,
-        head_dim=mla.qk_head_dim,
-        positions=mla.qk_pos_emb_head_dim,
-        value_head_dim=mla.v_head_dim,
-        norm_parameters=norm_parameters(shape),
-        norm_vectors=_norm_vectors(shape),
-        dropout=shape.attention_dropout > 0,
-        softcap=shape.attention_softcap is not None,
-        gate=shape.attention_gate,
-    )
-    if indexer is None:
-        return ordinary
-    values: dict[str, Any] = {field.name: getattr(ordinary, field.name) for field in fields(ordinary)}
-    return SparseAttention(**values, index_heads=indexer.heads, index_head_dim=indexer.head_dim, topk=indexer.topk)
-
-
-def _pooled(shape: ModelShape, ratio: int) -> PooledAttention:
-    compressed = shape.compressed_attention
-    assert compressed is not None
-    return PooledAttention(
-        hidden=shape.hidden_size,
-        heads=shape.num_attention_heads,
-        head_dim=shape.head_dim,
-        query_rank=compressed.q_lora_rank,
-        ratio=ratio,
-        window=compressed.window,
-        output_groups=compressed.output_groups,
-        output_rank=compressed.output_rank,
-        index_heads=compressed.index_heads,
-        index_head_dim=compressed.index_head_dim,
-        index_topk=compressed.index_topk,
-        norm_vectors=_norm_vectors(shape),
-    )
-
-
-def _mamba(shape: ModelShape) -> Mamba2:
-    mamba, constants = shape.mamba, shape.multipliers or Multipliers()
-    assert mamba is not None
-    mixer = Mamba2(
-        hidden=shape.hidden_size,
-        heads=mamba.num_heads,
-        head_dim=mamba.head_dim,
-        state_size=mamba.state_size,
-        groups=mamba.groups,
-        kernel=mamba.convolution_kernel,
-        kernel_bias=mamba.convolution_bias,
-        chunk=mamba.chunk,
-        gated_norm=mamba.gated_norm,
-        scaled_input=constants.mamba_input is not None,
-        scaled_output=constants.mamba_output is not None,
-    )
-    scaled = _scaled(
-        (constants.mamba_input, shape.hidden_size),
-        (None if constants.mamba_parts is None else 1.0, mixer.projected_width),
-        (constants.mamba_output, shape.hidden_size),
-    )
-    return replace(mixer, scaled=scaled)
-
-
 def _mlp(shape: ModelShape) -> Mlp:
     constants = shape.multipliers or Multipliers()
-    scaled = _scaled(
+    scaled = scaled_columns(
         (constants.gate, shape.ffn_hidden_size),
         (constants.mlp_output, shape.hidden_size),
         (constants.residual, shape.hidden_size),
@@ -322,33 +263,4 @@ def _mlp(shape: ModelShape) -> Mlp:
         bias=shape.linear_bias,
         scaled=scaled,
         scaled_output=constants.mlp_output is not None or constants.residual is not None,
-    )
-
-
-def _scaled(*products: tuple[float | None, int]) -> tuple[float, ...]:
-    """Return the columns of tensors that are multiplied by a constant, of those that may be."""
-    return tuple(float(columns) for constant, columns in products if constant is not None)
-
-
-def _mixture(shape: ModelShape) -> Mixture:
-    moe = shape.moe
-    assert moe is not None
-    router = moe.router
-    return Mixture(
-        hidden=shape.hidden_size,
-        experts=moe.num_experts,
-        topk=moe.topk,
-        width=moe.ffn_hidden_size,
-        gated=shape.gated_mlp,
-        squared=shape.activation == SQUARED,
-        clamped=shape.activation == CLAMPED,
-        shared_width=moe.shared_expert_ffn_hidden_size,
-        shared_gate=moe.shared_expert_gate,
-        latent=moe.latent_size,
-        bias=shape.linear_bias,
-        all_scored=router.score_function != "softmax" or not router.normalize_topk,
-        weighted_inputs=router.weighted_inputs,
-        capacity_factor=moe.capacity_factor,
-        groups=router.groups,
-        group_topk=router.group_topk,
     )

@@ -10,9 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.encoder import encoder_of
 from llmlaunch.layers.layer import Layer
-from llmlaunch.layers.model import Model, model_of, norm_parameters, stream_contraction
+from llmlaunch.layers.model import Model, model_of, stream_contraction
 from llmlaunch.models.shape import ModelShape
 
 __all__ = ["LayerParameters", "ModelParameters", "count_parameters"]
@@ -63,7 +62,7 @@ class ModelParameters:
 @lru_cache(maxsize=256)
 def count_parameters(shape: ModelShape) -> ModelParameters:
     """Return the parameter counts of `shape` with its own vocabulary, unpadded."""
-    model, encoder, norm = model_of(shape), encoder_of(shape), int(norm_parameters(shape))
+    model, norm = model_of(shape), int(shape.norm_parameters)
     kinds = [_layer(layer) for layer in model.kinds]
     vocabulary = shape.vocab_size * shape.hidden_size
     learned = shape.position_embedding == "learned_absolute"
@@ -74,8 +73,15 @@ def count_parameters(shape: ModelShape) -> ModelParameters:
         final_norm=norm + stream_contraction(shape),
         head=0 if shape.tied_embeddings else vocabulary,
         mtp=shape.mtp_modules * _prediction_module(shape, model, norm),
-        vision=0 if encoder is None else int(encoder.total_parameters),
+        vision=0 if shape.vision is None else _encoder(shape),
     )
+
+
+def _encoder(shape: ModelShape) -> int:
+    from llmlaunch.layers.encoder import encoder_of
+
+    encoder = encoder_of(shape)
+    return 0 if encoder is None else int(encoder.total_parameters)
 
 
 def _layer(layer: Layer) -> LayerParameters:

@@ -20,8 +20,9 @@ from llmlaunch.layers.latent_attention import UP_PROJECTION
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
 from llmlaunch.layers.work import Amounts, BlockWork, ContextTraffic, causal_mean
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
+from llmlaunch.models.shape import ModelShape
 
-__all__ = ["CHOSEN_FROM", "PooledAttention"]
+__all__ = ["CHOSEN_FROM", "PooledAttention", "pooled_attention"]
 
 INDEX_BYTES = 4.0  # of the number of a key
 INDEX_TILE = 128.0  # numbers of keys come in whole tiles
@@ -200,3 +201,23 @@ class PooledAttention(Block):
         again = c.recomputes("mla_up_proj") & (c.layouts.recompute == RECOMPUTE_SELECTIVE)
         queries = np.where(again, own["attn_qkv"].bytes, 0.0)
         return c.tokens * (e * self.query_width + keys) + queries - behind.later() - behind.last_layer
+
+
+def pooled_attention(shape: ModelShape, ratio: int) -> PooledAttention:
+    """Return the attention of a layer that pools `ratio` keys into one."""
+    compressed = shape.compressed_attention
+    assert compressed is not None
+    return PooledAttention(
+        hidden=shape.hidden_size,
+        heads=shape.num_attention_heads,
+        head_dim=shape.head_dim,
+        query_rank=compressed.q_lora_rank,
+        ratio=ratio,
+        window=compressed.window,
+        output_groups=compressed.output_groups,
+        output_rank=compressed.output_rank,
+        index_heads=compressed.index_heads,
+        index_head_dim=compressed.index_head_dim,
+        index_topk=compressed.index_topk,
+        norm_vectors=shape.norm_vectors,
+    )

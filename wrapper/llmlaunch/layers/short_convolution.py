@@ -14,8 +14,9 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules
 from llmlaunch.layers.work import Amounts, BlockWork
+from llmlaunch.models.shape import ModelShape
 
-__all__ = ["ShortConvolution"]
+__all__ = ["ShortConvolution", "short_convolution"]
 
 
 @frozen
@@ -93,3 +94,10 @@ class ShortConvolution(Block):
         """Return those of eager code, counted likewise: of the norm 8 forward and 16 backward, and of the residual sum,
         the projections, both gates, the convolution and its padding."""
         return 14.0, 29.0
+
+
+def short_convolution(shape: ModelShape) -> ShortConvolution:
+    """Return the convolution of a model's layers."""
+    convolution = shape.short_convolution
+    assert convolution is not None
+    return ShortConvolution(shape.hidden_size, convolution.kernel, convolution.bias)

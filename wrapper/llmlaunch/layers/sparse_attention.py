@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +13,12 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.attention import ATTENTION_BACKWARD, CORE, QKV
 from llmlaunch.layers.block import FP32_BYTES, Behind, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
-from llmlaunch.layers.latent_attention import UP_PROJECTION, LatentAttention
+from llmlaunch.layers.latent_attention import UP_PROJECTION, LatentAttention, latent_attention
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
 from llmlaunch.layers.work import Amounts, BlockWork, causal_mean
+from llmlaunch.models.shape import ModelShape
 
-__all__ = ["KERNEL_HEADS", "SparseAttention"]
+__all__ = ["KERNEL_HEADS", "SparseAttention", "sparse_attention"]
 
 INDEX_BYTES = 4.0  # of the number of a key
 KERNEL_HEADS = 64.0  # a kernel of sparse attention takes no fewer on a device, and is given empty ones
@@ -126,3 +129,11 @@ class SparseAttention(LatentAttention):
         copied = copied + self.heads / c.tensor * (latent - self.value_head_dim)
         made = c.tokens * c.facts.layer.activation_bytes * copied
         return made - behind.later() - behind.last_layer
+
+
+def sparse_attention(shape: ModelShape) -> SparseAttention:
+    """Return the latent attention with an indexer of a model's layers."""
+    indexer, ordinary = shape.indexer, latent_attention(shape)
+    assert indexer is not None
+    values: dict[str, Any] = {field.name: getattr(ordinary, field.name) for field in fields(ordinary)}
+    return SparseAttention(**values, index_heads=indexer.heads, index_head_dim=indexer.head_dim, topk=indexer.topk)

@@ -12,7 +12,6 @@ from llmlaunch.layers.attention import Attention
 from llmlaunch.layers.block import Tensors
 from llmlaunch.layers.columns import Size
 from llmlaunch.layers.layer import Layer
-from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.model import model_of
 from llmlaunch.memory.effects import Column, Effect, effects_in_use, effects_of
 from llmlaunch.memory.job import Job, RankColumns
@@ -150,7 +149,7 @@ def _routing_of_last(job: Job, rows: RankColumns) -> FloatColumn | float:
     each = job.facts.mixture.router_last_bytes * layers.columns.stream_tokens
 
     def of_layer(layer: Layer, tensors: Tensors) -> FloatColumn:
-        return float(sum(block.experts for block in layer.blocks_of(Mixture))) * each
+        return (0.0 if layer.mixture is None else float(layer.mixture.experts)) * each
 
     return rows.sum_of(layers.by_group(layers.each(of_layer)))
 

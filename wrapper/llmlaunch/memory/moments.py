@@ -34,7 +34,6 @@ from llmlaunch.memory.loss import (
 )
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.states import States
-from llmlaunch.memory.vision import encoder_activations
 from llmlaunch.memory.workspace import (
     embedding_backward,
     head_backward,
@@ -176,6 +175,8 @@ def _trainer_terms(job: Job, rows: RankColumns) -> Moment:
     """Return terms of the forward and backward pass that few jobs have."""
     terms = _joined(effect(job, rows) for effect in effects_of(job, Effect.in_passes))
     if job.shape.vision is not None:
+        from llmlaunch.memory.vision import encoder_activations
+
         terms["encoder_activations"] = encoder_activations(job, rows)
     if job.facts.foreign.key_values_returned:
         terms["returned_keys_values"] = returned_key_values(job, rows)

@@ -4,6 +4,7 @@ they are reduced in are followed from one micro-batch's backward to the end of t
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.effects import Effect, effects_of, optimizer_on_device, shards_on_device, trains_all
-from llmlaunch.memory.gathering import gathered_elements
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import (
     RankParameters,
     added_parameters,
@@ -27,6 +26,9 @@ from llmlaunch.memory.weights import (
     rank_parameters,
     trained_parameters,
 )
+
+if TYPE_CHECKING:
+    from llmlaunch.memory.layer_wise import WholeMatrices
 
 __all__ = ["States", "least_state_bytes", "shard_groups", "sharded_parameters", "states"]
 
@@ -90,7 +92,7 @@ def states(job: Job, rows: RankColumns) -> States:
     step = by_stage(facts.step.step_bytes, rows) * whole
     step = step + touched * np.maximum(largest - sharded, 0.0)
     step = step + by_stage(facts.step.step_bytes_sharded, rows) * _stepped_at_once(job, rows, sharded, dense_group)
-    matrices = whole_matrices(job, rows) if _matrices_whole(job) else None
+    matrices = _whole_matrices(job, rows) if _matrices_whole(job) else None
     padding: FloatColumn | float = 0.0
     if matrices is not None:  # no other step of Megatron's has temporaries
         step = facts.step.matrix_step_bytes * matrices.largest
@@ -215,6 +217,12 @@ def _matrices_whole(job: Job) -> bool:
     return job.facts.states.matrices_whole and trains_all(job)
 
 
+def _whole_matrices(job: Job, rows: RankColumns) -> WholeMatrices:
+    from llmlaunch.memory.layer_wise import whole_matrices
+
+    return whole_matrices(job, rows)
+
+
 def _saved_by_matrices(
     job: Job, rows: RankColumns, trained: RankParameters, dense: FloatColumn, expert: FloatColumn
 ) -> FloatColumn:
@@ -224,7 +232,7 @@ def _saved_by_matrices(
     if not fewer:
         return np.zeros(len(rows))
     if _matrices_whole(job):
-        whole, every = whole_matrices(job, rows), job.facts.states.optimizer_bytes
+        whole, every = _whole_matrices(job, rows), job.facts.states.optimizer_bytes
         shards = np.where(rows.layouts.zero_stage >= 1, whole.dense / dense + whole.expert / expert, whole.updated)
         return every * shards - (every - fewer) * whole.updated
     weights, experts = _narrow_weights(job, rows)
@@ -281,6 +289,8 @@ def _gathered(
     if facts.zero.gathering is None:
         most = np.minimum(whole, counts.largest_layer)
     else:
+        from llmlaunch.memory.gathering import gathered_elements
+
         more, more_expert = added_parameters(job, rows)
         every = dense + more, counts.expert + more_expert
         buffers = 0.0 if facts.zero.gathering.sequential else arriving(*every, False)

@@ -19,13 +19,12 @@ from llmlaunch.layers.block import Parameters, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import Matrix
-from llmlaunch.layers.model import model_of, norm_parameters, stream_contraction
+from llmlaunch.layers.model import model_of, stream_contraction
 from llmlaunch.memory.answers import once_for_rows
 from llmlaunch.memory.effects import Effect, effects_of, trains_all
 from llmlaunch.memory.heads import final_norm_rank, head_rank
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
-from llmlaunch.memory.vision import encoder_matrices, rank_encoder
 from llmlaunch.models.shape import ModelShape
 
 __all__ = [
@@ -88,13 +87,17 @@ def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     dense, expert = rows.sum_of(dense_layers), rows.sum_of(expert_layers)
     first = embedding + (shape.max_position_embeddings * shape.hidden_size if _learned(shape) else 0.0)
     second_table = np.where(lay.pipeline > 1, head, 0.0) if shape.tied_embeddings else head
-    norm = np.equal(rows.rank, final_norm_rank(job, lay)) * (norm_parameters(shape) + stream_contraction(shape))
+    norm = np.equal(rows.rank, final_norm_rank(job, lay)) * (shape.norm_parameters + stream_contraction(shape))
     if shape.mtp_num_layers:
         heads, extra = np.equal(rows.rank, head_rank(job, lay)), _prediction_modules(job, rows)
         apart = job.techniques.heads_before_loss or not shape.tied_embeddings
         dense = dense + heads * (extra.dense + np.where((lay.pipeline > 1) & apart, first, 0.0))
         expert = expert + heads * extra.expert
-    dense = dense + rows.first * first + rows.last * second_table + norm + rank_encoder(job, rows)
+    dense = dense + rows.first * first + rows.last * second_table + norm
+    if shape.vision is not None:
+        from llmlaunch.memory.vision import rank_encoder
+
+        dense = dense + rank_encoder(job, rows)
     largest = rows.most_of([each + experts for each, experts in zip(dense_layers, expert_layers, strict=True)])
     return RankParameters(dense, expert, np.maximum(largest, embedding))
 
@@ -112,7 +115,7 @@ def _prediction_modules(job: Job, rows: RankColumns) -> Parameters:
         layers.predicted([getattr(each, name) for each in layers.parameters]) for name in ("dense", "expert")
     )
     projection = 2.0 * shape.hidden_size**2 / rows.layouts.tensor
-    around = projection + 3.0 * norm_parameters(shape) + stream_contraction(shape)
+    around = projection + 3.0 * shape.norm_parameters + stream_contraction(shape)
     return Parameters(shape.mtp_modules * (dense + around), shape.mtp_modules * expert)
 
 
@@ -139,7 +142,12 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
                 new = new & ~(there & (layers.of_ranks(alike) > 0))
         total = total + np.where(new, layers.of_ranks(matrix.elements_on_device(layers.columns)), 0.0)
         earlier.append((matrix, here))
-    return total + head_matrix(job, rows) + encoder_matrices(job, rows)
+    total = total + head_matrix(job, rows)
+    if job.shape.vision is None:
+        return total
+    from llmlaunch.memory.vision import encoder_matrices
+
+    return total + encoder_matrices(job, rows)
 
 
 def _alike(one: Matrix, other: Matrix, c: LayerColumns) -> Size:
@@ -214,6 +222,8 @@ def trained_parameters(job: Job, rows: RankColumns, counts: RankParameters) -> R
     """Parameters with a gradient and optimizer states, of all on the device."""
     dense, expert = counts.dense, counts.expert
     if job.shape.vision is not None and trains_all(job):
+        from llmlaunch.memory.vision import rank_encoder
+
         dense = dense - (rank_encoder(job, rows) - rank_encoder(job, rows, trained=True))
     for effect in effects_of(job, Effect.trained_parameters):
         dense, expert = effect(job, rows, dense, expert)

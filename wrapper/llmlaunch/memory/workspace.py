@@ -7,7 +7,6 @@ from functools import partial, reduce
 import numpy as np
 
 from llmlaunch.columns import FloatColumn, IntColumn
-from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.model import model_of
 from llmlaunch.memory.activations import kept_by_kind
 from llmlaunch.memory.answers import once_for_rows
@@ -18,7 +17,6 @@ from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.loss import logits_share, logits_split, projection, table_gradient, table_sum
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import layer_input, sequence_split, tokens
-from llmlaunch.memory.vision import encoder_backward
 from llmlaunch.memory.weights import distinct_matrices, head_matrix, vocabulary
 
 __all__ = [
@@ -65,7 +63,11 @@ def embedding_backward(job: Job, rows: RankColumns, activations: FloatColumn) ->
     flight). It runs last of its micro-batch, while other micro-batches are kept (traced, core 0.19.2: tables of 1 GiB
     beside chunks of one layer, where this is the peak). A vision encoder runs backward behind it. It is zero without a
     table to train and an encoder."""
-    table, encoder = table_gradient(job, rows), encoder_backward(job, rows)
+    table, encoder = table_gradient(job, rows), np.zeros(len(rows))
+    if job.shape.vision is not None:
+        from llmlaunch.memory.vision import encoder_backward
+
+        encoder = encoder_backward(job, rows)
     if not np.any(table) and not np.any(encoder):
         return np.zeros(len(rows))
     gradients = np.maximum(table + table_sum(job, rows) + layer_input(job, rows), encoder)
@@ -150,7 +152,9 @@ def passing_buffers(job: Job, rows: RankColumns) -> dict[str, FloatColumn]:
 def _gathered_tokens(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the tokens that a device holds at once where the dispatcher gathers those of all expert ranks."""
     layers = layers_of(job, rows)
-    return rows.most_of(layers.by_group(layers.of_blocks(Mixture, lambda mixture, c: mixture.gathered_tokens(c))))
+    mixtures = (layer.mixture for layer in layers.model.kinds)
+    gathered = [0.0 if mixture is None else mixture.gathered_tokens(layers.columns) for mixture in mixtures]
+    return rows.most_of(layers.by_group(gathered))
 
 
 def recorded_gathers(job: Job, rows: RankColumns) -> FloatColumn:

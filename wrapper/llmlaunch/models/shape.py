@@ -199,6 +199,16 @@ class ModelShape:
         """Multi-token-prediction modules that have weights of their own."""
         return min(self.mtp_num_layers, 1) if self.mtp_repeated else self.mtp_num_layers
 
+    @property
+    def norm_vectors(self) -> int:
+        """The vectors of a norm."""
+        return 1 if self.normalization == "RMSNorm" else 2
+
+    @property
+    def norm_parameters(self) -> float:
+        """The parameters of a norm as wide as the residual stream."""
+        return float(self.hidden_size * self.norm_vectors)
+
     def padded_vocab_size(self, tensor: int, divisible_by: int = 128) -> int:
         """Vocabulary after Megatron's padding to a multiple of `divisible_by` x tensor
         (megatron/training/tokenizer, core 0.19)."""

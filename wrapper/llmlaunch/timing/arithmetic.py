@@ -14,7 +14,6 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.timing.products import pace, peaks
-from llmlaunch.timing.vision import encoder_flops
 
 __all__ = ["TokenFlops", "least_device_seconds", "token_flops", "utilisation"]
 
@@ -53,7 +52,11 @@ def token_flops(shape: ModelShape, sequence_length: int, techniques: Techniques 
             others += trained * _adapter_flops(layer, techniques.adapters)
     head = 2.0 * shape.hidden_size * shape.vocab_size
     others += products * ((1.0 + heads) * head + heads * 4.0 * shape.hidden_size**2)
-    return TokenFlops(linears, others + encoder_flops(shape) / sequence_length)
+    if shape.vision is not None:
+        from llmlaunch.timing.vision import encoder_flops
+
+        others += encoder_flops(shape) / sequence_length
+    return TokenFlops(linears, others)
 
 
 def utilisation(job: Job, accelerator: Accelerator, step_seconds: float, devices: int) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,12 +12,14 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import OUTPUTS
-from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.work import ContextTraffic
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, exchange, in_domain, links, neighbour, ring
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
+
+if TYPE_CHECKING:
+    from llmlaunch.layers.mixture import Mixture
 
 __all__ = [
     "TensorPasses",

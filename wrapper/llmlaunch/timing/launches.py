@@ -9,15 +9,19 @@ What CUDA graphs hold is launched by none of this.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import Kernels, TimeEffect, time_effects, time_effects_in_use
 from llmlaunch.timing.products import DevicePace
+
+if TYPE_CHECKING:
+    from llmlaunch.layers.mixture import Mixture
 
 __all__ = ["MixtureLaunches", "captured_share", "mixture_launches"]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.layer import Layer
-from llmlaunch.layers.mixture import Mixture
 from llmlaunch.timing.exchange import TensorPasses
 from llmlaunch.timing.products import Rates, SplitColumns, Work
+
+if TYPE_CHECKING:
+    from llmlaunch.layers.mixture import Mixture
 
 __all__ = ["LayerParts", "Mlps", "Repeated"]
 

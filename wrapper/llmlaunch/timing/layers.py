@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from llmlaunch.layers.adapters import adapted
 from llmlaunch.layers.block import MLP_SHARE
 from llmlaunch.layers.columns import LayerColumns
 from llmlaunch.layers.layer import Layer
-from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques.adapters import Adapters
 from llmlaunch.timing.constants import constant
@@ -23,6 +23,9 @@ from llmlaunch.timing.exchange import context_exchange, tensor_passes
 from llmlaunch.timing.launches import MixtureLaunches, captured_share, mixture_launches
 from llmlaunch.timing.layer_parts import LayerParts, Mlps
 from llmlaunch.timing.products import DevicePace, Rates, SplitColumns, Work, adapter_rates, rates, seconds_of
+
+if TYPE_CHECKING:
+    from llmlaunch.layers.mixture import Mixture
 
 __all__ = ["KINDS", "Collectives", "LayerSeconds", "forward_only", "layer_seconds"]
 
@@ -121,7 +124,7 @@ def layer_seconds(
     job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, collectives: Collectives, layer: Layer
 ) -> LayerSeconds:
     """Return the seconds of a layer."""
-    mixture = next(layer.blocks_of(Mixture), None)
+    mixture = layer.mixture
     for slower in time_effects(job, TimeEffect.pace):
         pace = slower(pace, layer)
     mlp, linears, launched = _products(job, at, pace, layer, mixture)

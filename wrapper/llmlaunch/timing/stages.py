@@ -23,7 +23,6 @@ from llmlaunch.timing.effects import TimeEffect, time_effects
 from llmlaunch.timing.exchange import expert_exchange, tensor_pass
 from llmlaunch.timing.layers import Collectives, LayerSeconds, forward_only, layer_seconds
 from llmlaunch.timing.products import DevicePace, SplitColumns, pace, rates, split_of
-from llmlaunch.timing.vision import encoder_seconds
 
 __all__ = [
     "Ends",
@@ -138,8 +137,11 @@ def _ends(job: Job, cluster: Cluster, at: SplitColumns, pace: DevicePace, one_pa
     first = {"element_wise": (trained * 4.0 * hidden) * at.tokens, "tensor_parallel": trained * looked_up}
     if constants.embedding is not None:
         first["element_wise"] = 2.0 * first["element_wise"]  # which reads and writes as much
-    for kind, column in encoder_seconds(job, cluster, at, pace).items():
-        first[kind] = first[kind] + column if kind in first else column
+    if shape.vision is not None:
+        from llmlaunch.timing.vision import encoder_seconds
+
+        for kind, column in encoder_seconds(job, cluster, at, pace).items():
+            first[kind] = first[kind] + column if kind in first else column
     vocabulary = float(shape.vocab_size)
     product = rates(job, pace, [Matrix(float(shape.hidden_size), (Part("", vocabulary),), OUTPUTS)], wide=True)
     head = product.work(at.tokens, at.share, at.per_tensor)

@@ -18,7 +18,6 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.candidates import candidate_ranks
 from llmlaunch.memory.effects import optimizer_on_device, shards_on_device
 from llmlaunch.memory.job import Job, all_ranks
-from llmlaunch.memory.layer_wise import whole_matrices
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import TimeEffect, time_effects
@@ -210,6 +209,8 @@ def most_parameters(job: Job, layouts: LayoutColumns) -> StageParameters:
     counts = rank_parameters(job, rows)
     trained = trained_parameters(job, rows, counts)
     if job.facts.states.matrices_whole:  # padding travels, too
+        from llmlaunch.memory.layer_wise import whole_matrices
+
         matrices = whole_matrices(job, rows)
         padded = replace(
             counts, dense=counts.dense + matrices.dense_padding, expert=counts.expert + matrices.expert_padding
@@ -247,6 +248,8 @@ def _orthogonalization(job: Job, cluster: Cluster, layouts: LayoutColumns) -> Fl
     """Return the seconds in which the slowest device of each layout orthogonalizes its matrices, in bf16."""
     if not job.facts.states.matrices_whole:
         return 0.0
+    from llmlaunch.memory.layer_wise import whole_matrices
+
     rows = candidate_ranks(job, layouts)
     most = np.zeros(len(layouts))
     np.maximum.at(most, rows.layout_index, whole_matrices(job, rows).products)

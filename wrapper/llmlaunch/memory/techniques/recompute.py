@@ -13,7 +13,6 @@ from llmlaunch.layers.attention import SoftmaxAttention
 from llmlaunch.layers.block import FP32_BYTES, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Layer
-from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, LayoutColumns
@@ -176,7 +175,9 @@ def _kept_operators(layer: Layer, c: LayerColumns) -> FloatColumn:
     distributed/activation_checkpoint.py, b5bcd76). The down projection's output is not read again: compiled code drops
     it, eager code keeps it. Grouped products of experts are none of the operators whose output is kept."""
     attention = next(layer.blocks_of(SoftmaxAttention))
-    widths = [mlp.width for mlp in layer.blocks_of(Mlp)] + [each.shared_width for each in layer.blocks_of(Mixture)]
+    widths = [mlp.width for mlp in layer.blocks_of(Mlp)]
+    if layer.mixture is not None:
+        widths.append(layer.mixture.shared_width)
     facts, t, split, h = c.facts, c.tensor, c.sequence_split, attention.hidden
     e, (query, _) = facts.layer.activation_bytes, attention.head_widths()
     linears = e * (attention.heads * query + attention.projected_values(c) + sum(widths)) / t

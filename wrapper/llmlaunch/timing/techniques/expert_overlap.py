@@ -9,7 +9,6 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.layer import Layer
-from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import TimeEffect
@@ -34,7 +33,7 @@ class ExpertOverlapTime(TimeEffect):
         """The kernels that send hold multiprocessors for themselves (`--moe-deepep-num-sms`), and margins keep large
         kernels of a mixture's layer off these even while nothing is sent. Passes bound by memory are as fast as
         before."""
-        if not pace.multiprocessors or next(layer.blocks_of(Mixture), None) is None:
+        if not pace.multiprocessors or layer.mixture is None:
             return pace
         left = 1.0 - constant("exchange_multiprocessors") / pace.multiprocessors
         return replace(
