@@ -22,7 +22,7 @@ from llmlaunch.layout import Layout, LayoutColumns, Situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 
 pytestmark = pytest.mark.frameworks
 

@@ -16,12 +16,12 @@ import pytest
 from deepspeed_traced_cases import CASES, HIDDEN, LAYERS, RANKS, Case
 from wrong_formulas import Patch, everywhere, left_out
 
+from llmlaunch.effects import recompute
 from llmlaunch.facts import NONE
 from llmlaunch.frameworks.deepspeed.trace import deepspeed_terms
 from llmlaunch.memory import loss
 from llmlaunch.memory.job import Job
-from llmlaunch.memory.techniques import recompute
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.tracing import TRACER
 from support.changed_facts import changed
 

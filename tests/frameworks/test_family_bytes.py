@@ -28,7 +28,7 @@ from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations
 from llmlaunch.models.shape import ModelShape, ShortConvolutionShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import Workload
 from support.changed_facts import changed
 

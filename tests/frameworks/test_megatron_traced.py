@@ -25,6 +25,7 @@ from judges import TRACED, megatron_python
 from traced_cases import ADAPTED, CASES, MANY_MICROBATCHES, PACKED, PADDED, TECHNIQUES, WHOLE_MATRICES, Case
 from wrong_formulas import Patch, everywhere, left_out, multiplied
 
+from llmlaunch.effects import recompute
 from llmlaunch.frameworks.framework import REMAINDER
 from llmlaunch.frameworks.megatron.trace import megatron_terms
 from llmlaunch.layers.columns import LayerColumns
@@ -32,7 +33,6 @@ from llmlaunch.layers.latent_attention import LatentAttention
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory import loss, schedule, states, tokens, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
-from llmlaunch.memory.techniques import recompute
 from support.changed_facts import changed
 
 pytestmark = pytest.mark.frameworks

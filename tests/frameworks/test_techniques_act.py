@@ -14,7 +14,7 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.loss import final_norm
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import Workload
 
 pytestmark = pytest.mark.frameworks

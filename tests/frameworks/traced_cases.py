@@ -26,7 +26,7 @@ from llmlaunch.models.shape import (
     SlidingWindow,
 )
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import OptimizerFormats, Workload
 from support.changed_facts import changed
 

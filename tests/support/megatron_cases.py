@@ -33,7 +33,7 @@ from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.paged_stash import PagedStash
+from llmlaunch.techniques.requests import PagedStash
 from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 
 __all__ = ["Case", "cases", "refusals"]

@@ -6,10 +6,14 @@ import ast
 import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llmlaunch.memory.effects import all_effects
+from llmlaunch.memory.effects import Effect, effects_in
+from llmlaunch.techniques import Techniques
+from llmlaunch.techniques.technique import declarations
+from llmlaunch.timing.effects import TimeEffect
 
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
@@ -23,6 +27,7 @@ FLOORS = (
     ("findings", "layers"),
     ("memory",),
     ("timing",),
+    ("effects",),
     ("command_lines",),
     ("frameworks",),
     ("calibration", "imports"),
@@ -34,6 +39,7 @@ FLOORS = (
     ("app", "sinks"),
     ("cli",),
 )
+KINDS: tuple[type[Any], ...] = (Effect, TimeEffect)
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 APART = {"node", "trainers", "tracing"}
 # know where their files lie: to copy them into the run directory, or to start them under another interpreter
@@ -140,9 +146,9 @@ def test_no_module_imports_itself_through_others() -> None:
         raise AssertionError(f"modules import each other: {error.args[1]}") from None
 
 
-# What modules of `memory/` read of techniques, because it is a part of the model: which rank has prediction heads, and
-# the modules that ZeRO 3 gathers.
-OF_THE_MODEL = {"heads_before_loss", "adapters"}
+# What modules of `memory/` read of techniques: which effects they have; and what is a part of the model: which rank has
+# prediction heads, and the modules that ZeRO 3 gathers.
+READ_OF_TECHNIQUES = {"effect_modules", "heads_before_loss", "adapters"}
 
 
 def test_memory_asks_effects_and_names_no_technique() -> None:
@@ -153,14 +159,15 @@ def test_memory_asks_effects_and_names_no_technique() -> None:
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Attribute | ast.Name)
         and ast.unparse(node.value).rpartition(".")[2] == "techniques"
-        and node.attr not in OF_THE_MODEL
+        and node.attr not in READ_OF_TECHNIQUES
     }
     assert named == set()
 
 
-def test_a_module_of_techniques_has_one_effect() -> None:
-    modules = [path.stem for path in (PACKAGE / "memory" / "techniques").glob("*.py") if path.stem != "__init__"]
-    assert sorted(type(effect).__module__.rpartition(".")[2] for effect in all_effects()) == sorted(modules)
+def test_a_module_of_effects_is_one_that_a_technique_declares() -> None:
+    modules = {path.stem for path in (PACKAGE / "effects").glob("*.py")} - {"__init__"}
+    assert {declared.effect for declared in declarations(Techniques).values()} - {None} == modules
+    assert [name for name in modules if not any(effects_in([name], kind) for kind in KINDS)] == []
 
 
 def test_a_public_class_name_has_one_home() -> None:

@@ -20,16 +20,16 @@ OTHER_MEANINGS = {
         "tracing/megatron_rank.py": "settings that frameworks/ writes; the tracer imports nothing of llmlaunch",
         "trainers/host_bandwidth.py": "adapters of a network",
     },
-    "cuda_graphs": {"memory/techniques/cuda_graphs.py": "a term of an estimate"},
+    "cuda_graphs": {"effects/cuda_graphs.py": "a term of an estimate"},
     "loss": {
         **dict.fromkeys(("app", "cli", "launchers", "report", "watch"), "the loss that a training reports"),
         **dict.fromkeys(("causes", "node", "rundir"), "the loss in a line of a log"),
         "tracing/deepspeed_rank.py": "a moment of a traced step",
     },
-    "paged_stash": {"memory/techniques/paged_stash.py": "a term of an estimate"},
+    "paged_stash": {"effects/paged_stash.py": "a term of an estimate"},
     "weight_versions": {
         "memory/peak.py": "a term of an estimate",
-        "memory/techniques/weight_versions.py": "a term of an estimate",
+        "effects/weight_versions.py": "a term of an estimate",
     },
 }
 
@@ -75,10 +75,3 @@ def test_no_module_names_a_technique_that_another_one_declares() -> None:
 
 def own_keys(section: type) -> list[str]:
     return [name for name in inspect.get_annotations(section) if name in declarations(Techniques)]
-
-
-def test_each_technique_has_a_file_of_its_own() -> None:
-    """A file of `techniques/` declares keys of one technique, which may have parameters."""
-    declaring = [path.stem for path in HOME.glob("*.py") if path.stem not in ("__init__", "technique")]
-    homes = {Path(inspect.getfile(section)).stem for section in Techniques.__mro__ if own_keys(section)}
-    assert sorted(declaring) == sorted(homes)

@@ -17,7 +17,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import OptimizerFormats, Workload
 from support.changed_facts import changed
 from validation.fsdp import (

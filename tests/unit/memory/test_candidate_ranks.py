@@ -21,7 +21,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.models.vision import Vision
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 
 NODE = HostNode(processes=8, checkpoints=True)
 

@@ -12,6 +12,7 @@ import pytest
 from layer_tensors import layer_tensors
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
+from llmlaunch.effects.loss import earlier_tiles
 from llmlaunch.facts import NONE, Gathering, MemoryFacts
 from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
@@ -22,11 +23,10 @@ from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import final_norm, logits, table_gradient
 from llmlaunch.memory.moments import transient_terms
 from llmlaunch.memory.states import states
-from llmlaunch.memory.techniques.tiled_loss import earlier_tiles
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from support.changed_facts import changed
 
 N, H, F = 4096, 4096, 14336  # tokens, hidden size, columns of the MLP

@@ -15,7 +15,7 @@ from llmlaunch.memory import gathering
 from llmlaunch.memory.gathering import gathered
 from llmlaunch.memory.modules import modules_of
 from llmlaunch.models.shape import ModelShape, MoeShape
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 
 MIB = 2.0**20
 ALONE = ModuleSplit()

@@ -9,11 +9,11 @@ import pytest
 from layer_tensors import dense_layer, layer_tensors, mixture_layer
 from shapes import ALTERNATING, LLAMA3_8B, MEGATRON, MIXTRAL, job_of, ranks
 
+from llmlaunch.effects.cuda_graphs import captured_activations
+from llmlaunch.effects.recompute import recomputed_layer
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.moments import transient_terms
-from llmlaunch.memory.techniques.cuda_graphs import captured_activations
-from llmlaunch.memory.techniques.recompute import recomputed_layer
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques

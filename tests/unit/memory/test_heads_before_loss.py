@@ -10,17 +10,17 @@ import shapes
 from shapes import LLAMA3_8B
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.effects.paged_stash import equal_share, stash_pages
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import embedded_again, final_norm, saved_by_heads
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.memory.techniques.paged_stash import equal_share, stash_pages
 from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.paged_stash import PagedStash
+from llmlaunch.techniques.requests import PagedStash
 from support.changed_facts import changed
 
 LENGTH, HIDDEN = 4096, 4096

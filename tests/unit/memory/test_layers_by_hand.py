@@ -12,6 +12,9 @@ from layer_tensors import dense_layer, mixture_layer, rank_layers, rank_tensors
 from random_jobs import GEMMA, GPT, LATENT, SHARED, SINKS
 from shapes import ALTERNATING, LLAMA3_8B, MIXTRAL, job_of
 
+from llmlaunch.effects.adapters import adapter_parameters
+from llmlaunch.effects.recompute import recomputed_layer
+from llmlaunch.effects.swap import swapped_by_layer
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
@@ -36,9 +39,6 @@ from llmlaunch.memory.loss import (
     tables_of_heads,
     waiting_logits,
 )
-from llmlaunch.memory.techniques.adapters import adapter_parameters
-from llmlaunch.memory.techniques.recompute import recomputed_layer
-from llmlaunch.memory.techniques.swap import swapped_by_layer
 from llmlaunch.memory.workspace import (
     head_backward,
     layer_backward,
@@ -49,7 +49,7 @@ from llmlaunch.memory.workspace import (
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from support.changed_facts import changed
 from validation.fsdp import atorch_facts, torchtitan_facts
 from validation.megatron_deepspeed import megatron_deepspeed_facts

@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shapes import LLAMA2_7B, LLAMA3_8B, MEGATRON, MIXTRAL, SHAPES, job_of, layouts, ranks
 
+from llmlaunch.effects.adapters import adapter_parameters
+from llmlaunch.effects.loss import tiled_inputs
+from llmlaunch.effects.trained_layers import trained_counts
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
@@ -19,12 +22,9 @@ from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.loss import logits as logit_bytes
 from llmlaunch.memory.peak import cache_share
-from llmlaunch.memory.techniques.adapters import adapter_parameters
-from llmlaunch.memory.techniques.tiled_loss import tiled_inputs
-from llmlaunch.memory.techniques.trained_layers import trained_counts
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from support.changed_facts import changed
 
 STATIC = ("parameters", "gradients", "optimizer_states")

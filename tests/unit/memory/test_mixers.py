@@ -28,7 +28,7 @@ from llmlaunch.memory.priced_layers import PricedLayers
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import Multipliers
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import Workload
 
 N, H, HEADS, HEAD, STATE, GROUPS = 1024, 512, 8, 64, 32, 2

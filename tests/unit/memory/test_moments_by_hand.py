@@ -11,6 +11,7 @@ from random_jobs import LATENT, SHARED
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 from test_grouped_pricing import PAIRS
 
+from llmlaunch.effects.recompute import recomputed_layer
 from llmlaunch.facts import Gathering, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
@@ -27,7 +28,6 @@ from llmlaunch.memory.loss import final_norm, logits, saved_by_heads, waiting_lo
 from llmlaunch.memory.moments import MomentTerms, state_terms, transient_terms
 from llmlaunch.memory.peak import _other_streams
 from llmlaunch.memory.states import States, least_state_bytes, states
-from llmlaunch.memory.techniques.recompute import recomputed_layer
 from llmlaunch.memory.weights import layer_parameters, rank_parameters
 from llmlaunch.memory.workspace import (
     embedding_backward,
@@ -37,7 +37,7 @@ from llmlaunch.memory.workspace import (
 )
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.units import GIB
 from support.changed_facts import changed
 from validation.fsdp import torchtitan_facts

@@ -11,6 +11,8 @@ from random_jobs import LATENT
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.columns import FloatColumn
+from llmlaunch.effects.delayed_weight_gradients import DelayedWeightGradientsEffect
+from llmlaunch.effects.expert_overlap import ExpertOverlapEffect
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_before_experts
@@ -18,8 +20,6 @@ from llmlaunch.memory.constants import constant
 from llmlaunch.memory.effects import Effect, effects_in_use
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
-from llmlaunch.memory.techniques.delayed_weight_gradients import DelayedWeightGradientsEffect
-from llmlaunch.memory.techniques.expert_overlap import ExpertOverlapEffect
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from support.changed_facts import changed

@@ -10,15 +10,15 @@ import shapes
 from layer_tensors import layer_tensors
 from test_exchange import MIXTURE
 
+from llmlaunch.effects.paged_stash import equal_share, running_experts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import all_ranks
-from llmlaunch.memory.techniques.paged_stash import equal_share, running_experts
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.paged_stash import PagedStash
+from llmlaunch.techniques.requests import PagedStash
 
 FACTS = megatron_facts(MegatronOptions(fp8_recipe="mxfp8", compute_capability=10.0))
 LAYOUT = Layout(data=8, expert=8)

@@ -25,7 +25,7 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import Workload
 
 

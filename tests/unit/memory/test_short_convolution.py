@@ -21,7 +21,7 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.models.shape import ModelShape, ShortConvolutionShape
 from llmlaunch.techniques import NO_TECHNIQUES
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.arithmetic import token_flops
 
 N, H, FFN = 1024, 2048, 8192

@@ -19,9 +19,8 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.adapters import Adapters
-from llmlaunch.techniques.module_offload import OffloadModule
-from llmlaunch.techniques.recompute import RecomputeModule
+from llmlaunch.techniques.requests import Adapters
+from llmlaunch.techniques.treatments import OffloadModule, RecomputeModule
 
 ALONE = Layout()
 RECOMPUTED, OFFLOADED = frozenset(get_args(RecomputeModule)), frozenset(get_args(OffloadModule))

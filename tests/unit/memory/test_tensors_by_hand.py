@@ -12,12 +12,12 @@ import pytest
 from random_jobs import GEMMA, GPT, LATENT, SHAPES, SHARED, SINKS
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
+from llmlaunch.effects.adapters import adapter_parameters
+from llmlaunch.effects.weight_versions import WeightVersionsEffect
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.states import states
-from llmlaunch.memory.techniques.adapters import adapter_parameters
-from llmlaunch.memory.techniques.weight_versions import WeightVersionsEffect
 from llmlaunch.memory.weights import (
     largest_parameter,
     layer_parameters,
@@ -28,7 +28,7 @@ from llmlaunch.memory.weights import (
 from llmlaunch.models.mamba import Mamba
 from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 
 QUERY_LATENT = replace(LATENT, name="query-latent", mla=MlaShape(1536, 512, 128, 64, 128), mtp_num_layers=0)
 BIASED = replace(LLAMA3_8B, name="biased", linear_bias=True, qk_layernorm=True)

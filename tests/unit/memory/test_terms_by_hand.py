@@ -16,7 +16,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from support.changed_facts import changed
 
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)

@@ -15,6 +15,7 @@ import pytest
 from llmlaunch.accuracy.scoring import refuse_broken, score
 from llmlaunch.calibration.records import read_records
 from llmlaunch.columns import FloatColumn
+from llmlaunch.effects import host_optimizer
 from llmlaunch.errors import NothingSafe
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
@@ -23,7 +24,6 @@ from llmlaunch.memory.effects import HostBytes
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.techniques import host_optimizer
 from llmlaunch.planner.judge import refuse
 from llmlaunch.planner.planning import make_plan, plan_of
 from llmlaunch.planner.search import search

@@ -12,7 +12,7 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.planner.what_if import swapped_share_of, with_solved_share
 from llmlaunch.report.plan_text import check_text
-from llmlaunch.techniques.swap import SOLVED_SHARE
+from llmlaunch.techniques.what_ifs import SOLVED_SHARE
 from support.plans import plan_of, setting_for
 from support.recipes import recipe_of
 

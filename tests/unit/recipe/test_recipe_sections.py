@@ -14,7 +14,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.training import number_notes
 from llmlaunch.recipe.types import OnBadLoss, OnOom, Restart, WatchdogPolicy
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 from support.recipes import recipe_text, small
 

@@ -40,7 +40,7 @@ from llmlaunch.rendering.provenance import Provenance
 from llmlaunch.rendering.run_directory import render_run, run_files
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from support.golden import assert_golden
 
 NOTHING_RECORDED = Provenance(code={})

@@ -16,7 +16,7 @@ from llmlaunch.models.shape import Indexer, MlaShape, ModelShape, SlidingWindow
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.arithmetic import least_device_seconds, token_flops
 from support.changed_facts import changed
 from support.plans import plan_of

@@ -17,7 +17,7 @@ from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.constants import constant, replaced
 from llmlaunch.workload import Workload
 from support.changed_facts import changed

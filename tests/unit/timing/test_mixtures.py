@@ -22,6 +22,7 @@ from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import machine_of
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.effects.expert_overlap import beside_another_microbatch
 from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.mixture import Mixture
@@ -29,15 +30,14 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, GraphScope
-from llmlaunch.techniques.paged_stash import PagedStash
+from llmlaunch.techniques.requests import PagedStash
+from llmlaunch.techniques.switches import FULL_ITERATION, GraphScope
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import distinct_parts, expert_exchange
 from llmlaunch.timing.host_transfers import moves_activations, moving_seconds
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
 from llmlaunch.timing.network import host_link_bytes_per_second
 from llmlaunch.timing.products import Work, pace, split_of
-from llmlaunch.timing.techniques.expert_overlap import beside_another_microbatch
 from support.changed_facts import changed
 from support.switch_pairs import SWITCHES, switch_pairs, switch_records
 

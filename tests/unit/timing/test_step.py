@@ -18,7 +18,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, Layout
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.arithmetic import token_flops
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import links

@@ -13,7 +13,7 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.products import split_of
 from llmlaunch.timing.stages import pieces
 from llmlaunch.workload import Workload

@@ -27,8 +27,8 @@ from llmlaunch.memory.estimator import Estimate, RankEstimate, estimate
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.progress import counting
+from llmlaunch.techniques.switches import TensorOverlap
 from llmlaunch.techniques.technique import key_of
-from llmlaunch.techniques.tensor_overlap import TensorOverlap
 from llmlaunch.timing.step import step_time
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 

@@ -31,7 +31,7 @@ __all__ = [
 SCHEMA = 1
 IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
 # What prices a record: the formula, its constants, the facts of the backends, how records are read and cards named.
-ROOMS = ("families", "layers", "memory", "models", "techniques")
+ROOMS = ("effects", "families", "layers", "memory", "models", "techniques")
 MODULES = (
     *("facts.py", "layout.py", "workload.py"),
     *("recipe/frameworks.py", "frameworks/recorded.py"),

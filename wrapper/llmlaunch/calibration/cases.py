@@ -29,9 +29,8 @@ from llmlaunch.models.shape import (
     Router,
 )
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.cuda_graphs import CudaGraphs, GraphScope
+from llmlaunch.techniques.switches import CudaGraphs, GraphScope, TokenDispatch
 from llmlaunch.techniques.technique import key_of
-from llmlaunch.techniques.token_dispatch import TokenDispatch
 from llmlaunch.workload import Workload
 
 __all__ = ["NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_of", "case_or_reason", "predict"]

@@ -12,10 +12,9 @@ from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.cuda_graphs import FULL_ITERATION
-from llmlaunch.techniques.optimizer_instances import OptimizerInstances
+from llmlaunch.techniques.requests import OptimizerInstances
+from llmlaunch.techniques.switches import FULL_ITERATION, TensorOverlap
 from llmlaunch.techniques.technique import key_of
-from llmlaunch.techniques.tensor_overlap import TensorOverlap
 from llmlaunch.workload import OptimizerFormats
 
 __all__ = ["FP8_RECIPES", "captured_graphs", "fsdp_record_facts", "megatron_options", "megatron_record_facts"]

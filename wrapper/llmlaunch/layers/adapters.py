@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmlaunch.layers.matrix import Matrix
-from llmlaunch.techniques.adapters import FUSED_MODULES, Adapters
+from llmlaunch.techniques.requests import FUSED_MODULES, Adapters
 
 __all__ = ["adapted", "fused_adapted", "fused_names"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Vector
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 
 __all__ = [
     "NO_PARAMETERS",

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from functools import wraps
 from typing import Any, TypeVar
 
-from llmlaunch.memory.effects import all_effects
+from llmlaunch.memory.effects import effects_in_use
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.technique import declarations
@@ -38,7 +38,8 @@ def _of_split(job: Job) -> Job:
     """Return the same job without what effects say of moments alone. The job carries the answer."""
     known: Job | None = vars(job).get("of_split")
     if known is None:
-        names = {key for effect in all_effects() for section in effect.decides_moments for key in declarations(section)}
+        sections = (section for effect in effects_in_use(job) for section in effect.decides_moments)
+        names = {key for section in sections for key in declarations(section)}
         defaults: dict[str, Any] = {f.name: f.default for f in fields(Techniques) if f.name in names}
         known = vars(job)["of_split"] = replace(job, techniques=replace(job.techniques, **defaults))
     return known

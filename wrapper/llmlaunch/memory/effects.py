@@ -1,7 +1,7 @@
 """What a technique does to memory, as one object: its `Effect`.
 
-Every module of `techniques/` has one. The engine knows none of them by name: where something is saved, kept, moved or
-made, it asks the effects in use, in order. So a technique that changes memory is one module there.
+A module of `effects/` has it. The engine knows none of them by name: where something is saved, kept, moved or made, it
+asks the effects in use, in order. So a technique that changes memory is one module there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -30,7 +29,6 @@ __all__ = [
     "Effect",
     "HostBytes",
     "Pinned",
-    "all_effects",
     "effects_in",
     "effects_in_use",
     "effects_of",
@@ -317,30 +315,35 @@ class Effect:
         return moved
 
 
-@cache
-def all_effects() -> tuple[Effect, ...]:
-    """Return the effects of all techniques, in order: those of the modules of `techniques/`."""
-    return effects_in("llmlaunch.memory.techniques", Effect)
-
-
-def effects_in(package: str, base: type[Kind]) -> tuple[Kind, ...]:
-    """Return one object of each class in the modules of a package that is a kind of `base`, by their `order`."""
-    names = sorted(module.name for module in iter_modules(import_module(package).__path__))
-    modules = [import_module(f"{package}.{name}") for name in names]
+def effects_in(names: Sequence[str], base: type[Kind]) -> tuple[Kind, ...]:
+    """Return the object of each class that is a kind of `base` in modules of `effects/`, by their `order`. The modules
+    of these names are imported, and no others."""
+    modules = [import_module(f"llmlaunch.effects.{name}") for name in sorted(names)]
     kinds = [
         kind
         for module in modules
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, base) and kind.__module__ == module.__name__
     ]
-    return tuple(sorted((kind() for kind in kinds), key=lambda effect: effect.order))
+    return tuple(sorted(map(_object_of, kinds), key=lambda effect: effect.order))
+
+
+@cache
+def _object_of(kind: type[Any]) -> Any:
+    return kind()
+
+
+@cache
+def _effects_in(names: tuple[str, ...]) -> tuple[Effect, ...]:
+    return effects_in(names, Effect)
 
 
 def effects_in_use(job: Job) -> tuple[Effect, ...]:
     """Return the effects that the job uses, in order. The job carries the answer."""
     known: tuple[Effect, ...] | None = vars(job).get("effects")
     if known is None:
-        known = vars(job)["effects"] = tuple(effect for effect in all_effects() if effect.on(job))
+        of_techniques = _effects_in(job.techniques.effect_modules)
+        known = vars(job)["effects"] = tuple(effect for effect in of_techniques if effect.on(job))
     return known
 
 

@@ -24,7 +24,7 @@ from llmlaunch.layers.modules import Module, ModuleSplit
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.modules import modules_of
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 
 __all__ = ["Gathered", "gathered", "gathered_elements"]
 

@@ -14,7 +14,7 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layers.modules import NO_PARAMETERS, Module, ModuleSplit, ModuleStyle, container
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 
 __all__ = ["modules_of"]
 

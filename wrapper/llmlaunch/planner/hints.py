@@ -27,8 +27,8 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import BELONGS, stated_value
 from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.techniques.switches import TokenDispatch
 from llmlaunch.techniques.technique import key_of
-from llmlaunch.techniques.token_dispatch import TokenDispatch
 
 __all__ = ["Hint", "faster_choices"]
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
+from llmlaunch.effects.recompute import recomputed_layer
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer
@@ -29,7 +30,6 @@ from llmlaunch.memory.job import (
 from llmlaunch.memory.moments import state_terms
 from llmlaunch.memory.peak import cache_share, outside_bytes
 from llmlaunch.memory.states import states
-from llmlaunch.memory.techniques.recompute import recomputed_layer
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.planner.bounds import LAYER_FIELDS
 from llmlaunch.planner.search_space import TechniqueSpace, apply_alike, recipe_with_techniques

@@ -55,7 +55,7 @@ from llmlaunch.planner.sizing import (
 from llmlaunch.planner.what_if import swap_note, what_ifs_of, with_solved_share
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
-from llmlaunch.techniques.cuda_graphs import FULL_ITERATION
+from llmlaunch.techniques.switches import FULL_ITERATION
 from llmlaunch.timing.arithmetic import utilisation
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second

@@ -34,8 +34,8 @@ from llmlaunch.layout import (
 from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
-from llmlaunch.techniques.recompute import Recompute
 from llmlaunch.techniques.technique import declarations, parameter_owners
+from llmlaunch.techniques.treatments import Recompute
 
 __all__ = [
     "MOST_CONTEXT",

@@ -20,7 +20,7 @@ from llmlaunch.memory.job import Correction, Job
 from llmlaunch.planner.plan import Limit
 from llmlaunch.recipe.types import MemoryPolicy, Recipe
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.swap import SOLVED_SHARE
+from llmlaunch.techniques.what_ifs import SOLVED_SHARE
 from llmlaunch.timing.correction import corrected_cluster
 from llmlaunch.units import GIB
 

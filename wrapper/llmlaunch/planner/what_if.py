@@ -12,13 +12,12 @@ from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.candidates import candidate_ranks
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.job import Job
-from llmlaunch.memory.techniques.swap import swapped_by_layer
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import WhatIf
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.swap import SOLVED_SHARE
+from llmlaunch.techniques.what_ifs import SOLVED_SHARE
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.products import split_of
 from llmlaunch.timing.stages import pieces
@@ -94,6 +93,8 @@ def _layers(job: Job, setting: Setting, layout: Layout) -> list[tuple[float, flo
     nothing = replace(job, techniques=replace(job.techniques, swapped_share=0.0))
     rows = candidate_ranks(nothing, columns)
     layers = pieces(nothing, setting.cluster, split_of(nothing, columns)).layers
+    from llmlaunch.effects.swap import swapped_by_layer
+
     sizes = zip(swapped_by_layer(nothing, rows), kept_by_layer(nothing, rows), layers, strict=True)
     return [(float(whole[0]), float(saved[0]), float(layer.forward[0])) for whole, saved, layer in sizes]
 

@@ -14,7 +14,6 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import CHOOSABLE, NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.module_offload import ModuleOffload
 from llmlaunch.techniques.technique import (
     EXPERTS,
     LATENT_ATTENTION,
@@ -25,6 +24,7 @@ from llmlaunch.techniques.technique import (
     declarations,
     key_of,
 )
+from llmlaunch.techniques.treatments import ModuleOffload
 
 __all__ = [
     "ASKED_ONLY",

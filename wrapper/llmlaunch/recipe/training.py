@@ -18,9 +18,8 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.adapters import OF_ATTENTION, Adapters, TrainedAdapters
+from llmlaunch.techniques.requests import OF_ATTENTION, Adapters, TrainedAdapters, TrainedLayers
 from llmlaunch.techniques.technique import TRAINING, key_of
-from llmlaunch.techniques.trained_layers import TrainedLayers
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 
 __all__ = [

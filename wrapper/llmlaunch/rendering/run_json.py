@@ -17,10 +17,9 @@ from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, 
 from llmlaunch.planner.plan import FewerNodes, Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.restarts import is_expedited, restart_by
-from llmlaunch.techniques.optimizer_instances import OptimizerInstances
+from llmlaunch.techniques.requests import OptimizerInstances
+from llmlaunch.techniques.switches import TensorOverlap, TokenDispatch
 from llmlaunch.techniques.technique import key_of
-from llmlaunch.techniques.tensor_overlap import TensorOverlap
-from llmlaunch.techniques.token_dispatch import TokenDispatch
 from llmlaunch.timing.step import evaluation_seconds
 
 __all__ = [

@@ -7,8 +7,8 @@ from typing import Any
 
 from llmlaunch.calibration.records import Record
 from llmlaunch.command_lines.training_log import LoggedDeath, LoggedPeak, TrainingLog
+from llmlaunch.techniques.switches import TensorOverlap
 from llmlaunch.techniques.technique import key_of
-from llmlaunch.techniques.tensor_overlap import TensorOverlap
 
 __all__ = ["FAMILY", "log_records"]
 

@@ -1,4 +1,5 @@
-"""Techniques that trade time for memory or overlap the two, beside the layout: a file for each, and all together here.
+"""Techniques that trade time for memory or overlap the two, beside the layout: declared by how they are searched, and
+all together here.
 
 Every default changes nothing. Estimator, recipe and backends share `Techniques`; which backend can do what is in the
 backend's rules.
@@ -10,31 +11,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.documents.keys import section
-from llmlaunch.techniques.adapters import TrainedAdapters
-from llmlaunch.techniques.checkpoint_offload import CheckpointOffload
-from llmlaunch.techniques.context_exchange import ContextExchange
-from llmlaunch.techniques.cuda_graphs import CudaGraphs
-from llmlaunch.techniques.delayed_weight_gradients import DelayedWeightGradients
-from llmlaunch.techniques.expert_capacity import ExpertCapacity
-from llmlaunch.techniques.expert_overlap import ExpertOverlap
-from llmlaunch.techniques.heads_stage import HeadsStage
-from llmlaunch.techniques.host_optimizer import HostOptimizer
-from llmlaunch.techniques.host_parameters import HostParameters
-from llmlaunch.techniques.loss import Loss
-from llmlaunch.techniques.mlp_chunks import MlpChunks
-from llmlaunch.techniques.module_offload import ModuleOffload, ModuleOffloadShare
-from llmlaunch.techniques.optimizer_instances import OptimizerInstances
-from llmlaunch.techniques.paged_stash import StashedExperts
-from llmlaunch.techniques.recompute import Recompute
-from llmlaunch.techniques.sampled_inputs import SampledInputs
-from llmlaunch.techniques.shared_expert_overlap import SharedExpertOverlap
-from llmlaunch.techniques.swap import Swap
-from llmlaunch.techniques.technique import WHAT_IF, declarations
-from llmlaunch.techniques.tensor_overlap import TensorOverlap
-from llmlaunch.techniques.token_dispatch import TokenDispatch
-from llmlaunch.techniques.trained_layers import TrainedLayers
-from llmlaunch.techniques.weight_versions import WeightVersions
-from llmlaunch.techniques.zero_bubble import ZeroBubble
+from llmlaunch.techniques.requests import (
+    ExpertCapacity,
+    HeadsStage,
+    OptimizerInstances,
+    StashedExperts,
+    TrainedAdapters,
+    TrainedLayers,
+)
+from llmlaunch.techniques.switches import (
+    ContextExchange,
+    CudaGraphs,
+    DelayedWeightGradients,
+    ExpertOverlap,
+    Loss,
+    MlpChunks,
+    SharedExpertOverlap,
+    TensorOverlap,
+    TokenDispatch,
+)
+from llmlaunch.techniques.technique import WHAT_IF, declarations, key_of
+from llmlaunch.techniques.treatments import (
+    CheckpointOffload,
+    HostOptimizer,
+    HostParameters,
+    ModuleOffload,
+    ModuleOffloadShare,
+    Recompute,
+)
+from llmlaunch.techniques.what_ifs import SampledInputs, Swap, WeightVersions, ZeroBubble
 
 __all__ = [
     "CHOOSABLE",
@@ -113,6 +118,13 @@ class Techniques(
         return bool(getattr(self, name) != getattr(Techniques, name))
 
     @property
+    def effect_modules(self) -> tuple[str, ...]:
+        """The modules of `effects/` that a job with these techniques may need: of the techniques in use, of treatments,
+        which each layout decides, and of the exchange of a mixture, which every one has."""
+        in_use = {module for name, default, module in _EFFECTS if getattr(self, name) != default}
+        return tuple(sorted(in_use | _EFFECTS_OF_ALL))
+
+    @property
     def overlaps_experts(self) -> bool:
         """Whether tokens of one micro-batch travel to their experts while another one computes: Megatron-LM delays
         weight gradients in no other schedule."""
@@ -154,3 +166,9 @@ TREATMENT_NAMES = (*declarations(ActivationTreatments), *declarations(StateTreat
 SWITCH_NAMES = tuple(declarations(Switches))
 # what a search may choose for each layout; all else holds for every layout, as the recipe has it
 CHOOSABLE = (*TREATMENT_NAMES, *SWITCH_NAMES)
+_EFFECTS = tuple(
+    (name, getattr(Techniques, name), declared.effect)
+    for name, declared in declarations(Techniques).items()
+    if declared.effect is not None
+)
+_EFFECTS_OF_ALL = frozenset(module for name, _, module in _EFFECTS if name in (*TREATMENT_NAMES, key_of(TokenDispatch)))

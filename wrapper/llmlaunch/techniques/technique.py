@@ -81,6 +81,7 @@ class Declaration:
     on_host: str | None
     words: Mapping[str, Any]
     mapping: type[Any] | None
+    effect: str | None
     source: str
     saves: str
     costs: str
@@ -102,6 +103,7 @@ def technique(
     on_host: str | None = None,
     words: Mapping[str, Any] | None = None,
     mapping: type[Any] | None = None,
+    effect: str | None = None,
     source: str = "",
     saves: str = "",
     costs: str = "",
@@ -120,6 +122,7 @@ def technique(
         on_host,
         words or {},
         mapping,
+        effect,
         source,
         saves,
         costs,

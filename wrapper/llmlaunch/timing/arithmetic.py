@@ -12,7 +12,7 @@ from llmlaunch.layers.model import Model, model_of
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.products import pace, peaks
 
 __all__ = ["TokenFlops", "least_device_seconds", "token_flops", "utilisation"]

@@ -1,7 +1,7 @@
 """What a technique does to the time of a step, as one object: its `TimeEffect`.
 
-Every module of `techniques/` has one. The engine knows none of them by name: where work is repeated, hidden or added,
-it asks the effects in use, in order. So a technique that changes time is one module there.
+A module of `effects/` has it, beside what the technique does to memory. The engine knows none of them by name: where
+work is repeated, hidden or added, it asks the effects in use, in order.
 """
 
 from __future__ import annotations
@@ -94,6 +94,12 @@ class TimeEffect:
         """Return the seconds in which work of the `head` is done again before its backward pass."""
         return 0.0 * head.forward
 
+    # of the layers of a stage
+
+    def run_backward(self, job: Job, ranks: RankColumns) -> Sequence[FloatColumn]:
+        """Return how many layers of each group on each rank run backward."""
+        return ranks.counts
+
     # of a pipeline
 
     def bubble(self, at: SplitColumns, bubble: FloatColumn, weight_gradients: Column) -> FloatColumn:
@@ -118,15 +124,16 @@ class TimeEffect:
 
 
 @cache
-def _all_effects() -> Sequence[TimeEffect]:
-    return effects_in("llmlaunch.timing.techniques", TimeEffect)
+def _effects_in(names: tuple[str, ...]) -> tuple[TimeEffect, ...]:
+    return effects_in(names, TimeEffect)
 
 
 def time_effects_in_use(job: Job) -> tuple[TimeEffect, ...]:
     """Return the effects that the job uses, in order. The job carries the answer."""
     known: tuple[TimeEffect, ...] | None = vars(job).get("time_effects")
     if known is None:
-        known = vars(job)["time_effects"] = tuple(effect for effect in _all_effects() if effect.on(job))
+        of_techniques = _effects_in(job.techniques.effect_modules)
+        known = vars(job)["time_effects"] = tuple(effect for effect in of_techniques if effect.on(job))
     return known
 
 

@@ -16,7 +16,7 @@ from llmlaunch.layers.block import MLP_SHARE
 from llmlaunch.layers.columns import LayerColumns
 from llmlaunch.layers.layer import Layer
 from llmlaunch.memory.job import Job
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import TimeEffect, time_effects, time_effects_in_use
 from llmlaunch.timing.exchange import context_exchange, tensor_passes

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import Layout
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, WHOLE_LAYER
+from llmlaunch.techniques.switches import FULL_ITERATION, WHOLE_LAYER
 
 __all__ = ["MEASURED_SWITCHES", "ExchangeSwitches", "exchange_switches"]
 

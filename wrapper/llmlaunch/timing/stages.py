@@ -17,7 +17,6 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, all_ranks, least
-from llmlaunch.memory.techniques.trained_layers import trained_counts
 from llmlaunch.models.multipliers import Multipliers
 from llmlaunch.timing.effects import TimeEffect, time_effects
 from llmlaunch.timing.exchange import expert_exchange, tensor_pass
@@ -265,8 +264,8 @@ def _contents(job: Job, layouts: LayoutColumns) -> FloatColumn:
     ranks that differ x these). Layouts with fewer ranks that differ repeat one."""
     ranks = all_ranks(job, layouts)
     counts, below = ranks.counts, tuple[FloatColumn, ...]()
-    if job.techniques.trained_layers is not None:
-        counts = trained_counts(job, ranks)
+    for run_backward in time_effects(job, TimeEffect.run_backward):
+        counts = tuple(run_backward(job, ranks))
         below = tuple(held - trained for held, trained in zip(ranks.counts, counts, strict=True))
     heads = ranks.rank == head_rank(job, ranks.layouts)
     rows = np.stack([ranks.layout_index, *counts, ranks.first, ranks.last, heads, *below], axis=1)

@@ -12,7 +12,7 @@ from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layout import OFFLOAD_LAYERS, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
-from llmlaunch.techniques.adapters import Adapters
+from llmlaunch.techniques.requests import Adapters
 
 __all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES", "PACKED_RULES"]
 

@@ -25,7 +25,7 @@ from llmlaunch.frameworks.flag_classes import NEUTRAL
 from llmlaunch.rundir.files import parse_json
 from llmlaunch.rundir.foreign_values import whole_number_in
 from llmlaunch.rundir.values import number
-from llmlaunch.techniques.adapters import FUSED_MODULES, Adapters
+from llmlaunch.techniques.requests import FUSED_MODULES, Adapters
 
 __all__ = [
     "AXOLOTL",

@@ -20,7 +20,7 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.adapters import FUSED_MODULES, Adapters
+from llmlaunch.techniques.requests import FUSED_MODULES, Adapters
 
 __all__ = [
     "REQUIREMENTS",

@@ -17,7 +17,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Rule, Situatio
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, WHOLE_LAYER
+from llmlaunch.techniques.switches import FULL_ITERATION, WHOLE_LAYER
 
 __all__ = [
     "GRAPH_REQUIREMENTS",

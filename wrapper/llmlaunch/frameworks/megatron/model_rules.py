@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
+from llmlaunch.effects.token_dispatch import DEEPEP_RANKS
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.frameworks.megatron.flags.attention import windowed
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
-from llmlaunch.memory.techniques.token_dispatch import DEEPEP_RANKS
 from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, Router, natural_activation
 from llmlaunch.recipe.types import Recipe
 

@@ -16,7 +16,7 @@ from llmlaunch.frameworks.megatron.flags.row import HEADS, STAGES
 from llmlaunch.frameworks.megatron.layer_pattern import MOST_LAYERS, layer_pattern
 from llmlaunch.frameworks.megatron.read_hybrid import one_pattern
 from llmlaunch.frameworks.megatron.words import Value, Values, default_values, typed_value
-from llmlaunch.techniques.cuda_graphs import GraphScope
+from llmlaunch.techniques.switches import GraphScope
 
 __all__ = ["Namespace", "namespace_of"]
 

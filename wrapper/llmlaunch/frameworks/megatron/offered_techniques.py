@@ -18,8 +18,7 @@ from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques.cuda_graphs import FULL_ITERATION
-from llmlaunch.timing.techniques.native_loss import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
+from llmlaunch.techniques.switches import FULL_ITERATION
 
 __all__ = ["state_techniques", "step_techniques", "usable_libraries"]
 
@@ -143,6 +142,8 @@ def _loss_may_gain(recipe: Recipe) -> bool:
     peak = accelerator.flops_per_second.get("bf16")
     if recipe.workload.precision != "bf16" or shape.moe is not None or not peak:
         return False
+    from llmlaunch.effects.loss import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
+
     spared_seconds = (EAGER_LOSS_BYTES - NATIVE_LOSS_BYTES) * shape.vocab_size / accelerator.memory_bytes_per_second
     return spared_seconds >= LEAST_GAIN * 6.0 * count_parameters(shape).total / peak
 

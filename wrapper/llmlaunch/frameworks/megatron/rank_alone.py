@@ -25,7 +25,7 @@ from llmlaunch.frameworks.base import OmittedTechnique, RankAlone, Rendered
 from llmlaunch.frameworks.megatron.parser import core_parser, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques.cuda_graphs import FULL_ITERATION
+from llmlaunch.techniques.switches import FULL_ITERATION
 from llmlaunch.trainers import RANK_ALONE
 
 __all__ = ["LEFT_OUT", "REFUSED", "omitted_techniques", "rank_alone"]

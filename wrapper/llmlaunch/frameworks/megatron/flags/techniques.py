@@ -20,9 +20,8 @@ from llmlaunch.frameworks.megatron.flags.row import (
 )
 from llmlaunch.frameworks.megatron.techniques import modules_of
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
-from llmlaunch.techniques.cuda_graphs import FULL_ITERATION, WHOLE_LAYER, GraphScope
-from llmlaunch.techniques.module_offload import OffloadModule
-from llmlaunch.techniques.recompute import RecomputeModule
+from llmlaunch.techniques.switches import FULL_ITERATION, WHOLE_LAYER, GraphScope
+from llmlaunch.techniques.treatments import OffloadModule, RecomputeModule
 
 __all__ = ["TECHNIQUE_FLAGS"]
 
