@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from judges import DeepSpeedJudge
 
 from llmlaunch.assets import asset
-from llmlaunch.families.presets import resolve_model
+from llmlaunch.families.lookup import resolve_model
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS
 from llmlaunch.layout import Layout, LayoutColumns, Situation

@@ -16,8 +16,8 @@ from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.vision import PIXEL_BYTES, encoder_activations, rank_encoder
+from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape, RopeScaling, SlidingWindow
-from llmlaunch.models.vision import Vision
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.workload import Workload
 from support.backend_output import words_of

@@ -20,7 +20,7 @@ from llmlaunch.layers.mamba import Mamba2
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.layer_bytes import layers_of
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.sections import Mamba
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.workload import Workload
 

@@ -13,7 +13,7 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.job import Job
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.sections import Mamba
 from llmlaunch.models.shape import (
     SQUARED,
     Indexer,

@@ -18,17 +18,9 @@ from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, rules_for
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
 from llmlaunch.frameworks.megatron.versions import rendered_arguments
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.models.mamba import Mamba
-from llmlaunch.models.shape import (
-    SQUARED,
-    LinearAttention,
-    MlaShape,
-    ModelShape,
-    MoeShape,
-    Router,
-    SlidingWindow,
-    check_shape,
-)
+from llmlaunch.models.checks import check_shape
+from llmlaunch.models.sections import Mamba
+from llmlaunch.models.shape import SQUARED, LinearAttention, MlaShape, ModelShape, MoeShape, Router, SlidingWindow
 from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
 from llmlaunch.families.config import read_config
-from llmlaunch.families.presets import find_model, load_preset, preset_names
+from llmlaunch.families.lookup import find_model
+from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.families.registry import all_families, family_names
 from llmlaunch.models.shape import ModelShape, RopeScaling, SlidingWindow
 

@@ -9,7 +9,8 @@ import pytest
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.errors import UserError
-from llmlaunch.families.presets import find_model, load_preset, resolve_model
+from llmlaunch.families.lookup import find_model, resolve_model
+from llmlaunch.families.presets import load_preset
 from llmlaunch.families.registry import family_names, family_of
 from llmlaunch.models.shape import (
     MlaShape,

@@ -18,8 +18,8 @@ from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.grouped_pricing import distinct_states, model_state_bytes, transient_bytes, worst_of_sums
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
+from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.models.vision import Vision
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.techniques.requests import Adapters
 

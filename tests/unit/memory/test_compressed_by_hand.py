@@ -12,7 +12,7 @@ from layer_tensors import layer_tensors, mixture_layer, rank_layers, rank_tensor
 from shapes import job_of
 
 from llmlaunch.facts import MemoryFacts
-from llmlaunch.families.presets import find_model
+from llmlaunch.families.lookup import find_model
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns

@@ -14,7 +14,7 @@ from shapes import LLAMA3_8B, MIXTRAL, job_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.weights import distinct_matrices, head_matrix, largest_matrices
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.sections import Mamba
 from llmlaunch.models.shape import Indexer, LinearAttention, MlaShape, ModelShape, MoeShape
 
 H = 4096

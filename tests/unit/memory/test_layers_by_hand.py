@@ -46,7 +46,7 @@ from llmlaunch.memory.workspace import (
     passing_buffers,
     weight_gradient_stubs,
 )
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.sections import Mamba
 from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.techniques.requests import Adapters

@@ -11,7 +11,7 @@ from shapes import LLAMA3_8B, job_of
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.errors import UserError
-from llmlaunch.families.presets import find_model
+from llmlaunch.families.lookup import find_model
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layers.attention import Attention
 from llmlaunch.layers.block import Behind

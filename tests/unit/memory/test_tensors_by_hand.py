@@ -25,7 +25,7 @@ from llmlaunch.memory.weights import (
     rank_parameters,
     trained_parameters,
 )
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.sections import Mamba
 from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.techniques.requests import Adapters

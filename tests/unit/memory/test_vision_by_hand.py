@@ -21,8 +21,8 @@ from llmlaunch.memory.moments import transient_terms
 from llmlaunch.memory.vision import encoder_activations, encoder_backward
 from llmlaunch.memory.weights import distinct_matrices, rank_parameters, trained_parameters
 from llmlaunch.memory.workspace import embedding_backward
+from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.models.vision import Vision
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from support.changed_facts import changed
 

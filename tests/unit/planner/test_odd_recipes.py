@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.families.presets import resolve_model
+from llmlaunch.families.lookup import resolve_model
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.legality import situation
 from llmlaunch.planner.search import search

@@ -126,7 +126,7 @@ def base_recipe(
 
 
 def _sequence_length(model: str) -> int:
-    from llmlaunch.families.presets import find_model
+    from llmlaunch.families.lookup import find_model
 
     return min(find_model(model).max_position_embeddings, 4096)
 

@@ -11,12 +11,11 @@ import math
 
 import numpy as np
 
-from llmlaunch.causes.kinds import kinds_where
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.rundir.values import counted
 
-__all__ = ["PUBLISHED_RATE", "UNPLANNED", "StopRate"]
+__all__ = ["PUBLISHED_RATE", "StopRate"]
 
 # Llama 3: 419 unplanned interruptions in 54 days on 16,384 GPUs (Dubey et al. 2024, arXiv 2407.21783, section 3.3.4).
 PUBLISHED_STOPS, PUBLISHED_DEVICE_HOURS = 419, 54 * 24 * 16_384
@@ -27,10 +26,6 @@ PUBLISHED_WEIGHT = 2.0
 # The normal distribution's quantiles at 1/18, 3/18 ... 17/18. The standard library's NormalDist takes 10 ms to import.
 NORMAL_LEVELS = np.array([-1.593219, -0.967422, -0.589456, -0.282216, 0.0, 0.282216, 0.589456, 0.967422, 1.593219])
 TELLING_SHARE = 0.05  # of the published weight: runs of fewer hours are not worth a word
-
-UNPLANNED = kinds_where(interrupts=True)
-"""Causes of an attempt that had made steps and that nobody planned to end. Not among them: what the plan, the recipe or
-the scheduler is the reason of."""
 
 
 @frozen

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.assets import asset
 from llmlaunch.cluster.profile import Accelerator, Cluster, HostLink, Link, Site, SiteContainer, cluster_form
-from llmlaunch.documents.keys import key_names
-from llmlaunch.documents.likely_meaning import known_and_nearest
+from llmlaunch.documents.keys import dotted, key_names
 from llmlaunch.documents.secrets import refuse_secrets
-from llmlaunch.documents.validate import BadKey, dotted, validate
+from llmlaunch.documents.validate import BadKey, validate
 from llmlaunch.documents.yaml_strict import Document, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.units import GB, GIB
@@ -58,6 +57,8 @@ def profile_path(spec: str, base_dir: Path = Path(), *, other_than: Path | None 
         return path
     lost = [str(folder) for folder in _folders() if not folder.is_dir()]
     gone = f"; {FOLDERS_VARIABLE} names {', '.join(lost)}, which is no folder here" if lost else ""
+    from llmlaunch.documents.likely_meaning import known_and_nearest
+
     near = known_and_nearest(spec, profile_names())
     raise UserError(f"unknown cluster {spec!r}; {near} (or give the path of a profile){gone}")
 
@@ -247,6 +248,8 @@ def find_accelerator(name: str) -> Accelerator:
     try:
         row = accelerator_table()[name]
     except KeyError:
+        from llmlaunch.documents.likely_meaning import known_and_nearest
+
         near = known_and_nearest(name, accelerator_names())
         raise UserError(f"unknown accelerator {name!r}; {near} (or describe it: base, memory_gib ...)") from None
     return Accelerator(

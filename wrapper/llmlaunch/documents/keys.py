@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,8 +21,10 @@ from pydantic_core import CoreSchema, core_schema
 from typing_extensions import NotRequired, Required, TypedDict, dataclass_transform, is_typeddict
 
 from llmlaunch.frozen import frozen
+from llmlaunch.rundir.values import shortened
 
 __all__ = [
+    "dotted",
     "dotted_keys",
     "form",
     "form_of",
@@ -314,3 +316,16 @@ def dotted_keys(annotation: Any) -> tuple[str, ...]:
     for name, hint in mapping.__annotations__.items():
         keys += [name, *(f"{name}.{below}" for below in dotted_keys(get_args(hint)[0]))]
     return tuple(keys)
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """Return `("backend", "extra_args", 0)` as `backend.extra_args[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{_clean(part)}"
+    return text.lstrip(".")
+
+
+def _clean(key: str) -> str:
+    shown = key if key.isprintable() and key else ascii(key)
+    return shortened(shown)

@@ -13,8 +13,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from llmlaunch.causes.redaction import KNOWN_SECRETS
+from llmlaunch.documents.keys import dotted
 from llmlaunch.documents.secret_arguments import gives_secret
-from llmlaunch.documents.validate import dotted, report
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 
 __all__ = [
@@ -132,6 +132,8 @@ def refuse_secrets(document: Document, allowed: Any, path: KeyPath = ()) -> list
         if dotted(key) not in passed or key == WEBHOOK
     ]
     if refused:
+        from llmlaunch.documents.problems import report
+
         raise report(document, refused)
     return [dotted(key) for key, _ in problems]
 

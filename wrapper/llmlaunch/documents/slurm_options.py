@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.assets import asset
-from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.rundir.values import shortened
 from llmlaunch.units import DAY, HOUR, MINUTE
 
@@ -133,6 +132,8 @@ def sbatch_option_problem(name: str) -> str | None:
     problem = _misspelt(name, "sbatch")
     if problem is not None:
         return problem
+    from llmlaunch.documents.likely_meaning import nearest
+
     near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else nearest(name, tuple(_options()))
     hint = f"; did you mean {near[0]}?" if near else "."
     return f"is no option of sbatch{hint} An option that a plugin of the site adds goes under slurm_plugins:"

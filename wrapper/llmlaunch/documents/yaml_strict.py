@@ -22,7 +22,6 @@ from typing import Any, TextIO
 
 import yaml
 
-from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import open_regular
 from llmlaunch.rundir.values import shortened
@@ -94,6 +93,8 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
         with open_regular(path, follow=True) as file:  # a pipe may have taken its place since
             data = file.read(max_bytes + 1)
     except FileNotFoundError as error:
+        from llmlaunch.documents.likely_meaning import nearest
+
         near = nearest(path.name, _documents_in(path.parent))
         fix = f"did you mean {path.parent / near[0]}?" if near else "check the path and its rights"
         raise UserError(f"{path}: cannot be read: {error.strerror}; {fix}") from None

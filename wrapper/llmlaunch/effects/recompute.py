@@ -24,7 +24,7 @@ from llmlaunch.memory.layer_bytes import job_columns, layers_of
 from llmlaunch.memory.loss import around_head, holds_heads
 from llmlaunch.memory.priced_layers import Gone, PricedLayers, by_module, either, sum_without
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.models.vision import Vision
+from llmlaunch.models.sections import Vision
 from llmlaunch.techniques.treatments import Recompute
 from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.layer_parts import LayerParts, Repeated

@@ -20,7 +20,8 @@ from llmlaunch.families.family import VisionClass
 from llmlaunch.families.reader import ConfigReader, short
 from llmlaunch.families.registry import family_named, family_names, same_family, vision_classes
 from llmlaunch.families.vision import ENCODER_NAMES, inside, read_vision, text_values
-from llmlaunch.models.shape import ModelShape, check_shape
+from llmlaunch.models.checks import check_shape
+from llmlaunch.models.shape import ModelShape
 
 __all__ = ["read_config", "shape_from_config"]
 

@@ -11,9 +11,8 @@ from typing_extensions import NotRequired
 from llmlaunch.documents.keys import form, keys_of
 from llmlaunch.documents.text import Line
 from llmlaunch.families.registry import family_names
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.sections import Mamba, Vision
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Multipliers, Router
-from llmlaunch.models.vision import Vision
 
 __all__ = ["PARTS", "model_form"]
 

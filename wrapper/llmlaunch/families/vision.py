@@ -11,8 +11,8 @@ from llmlaunch.documents.validate import BadKey
 from llmlaunch.families.config_keys import ConfigKey, keys_by_field, read_keys, up_to, written_keys
 from llmlaunch.families.family import VisionClass
 from llmlaunch.families.reader import ConfigReader, short
+from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.models.vision import Vision
 
 __all__ = [
     "ENCODER",

@@ -1,4 +1,4 @@
-"""A vision encoder before the decoder (`models.vision`): layers of the decoder's blocks, and projectors.
+"""A vision encoder before the decoder (`models.sections.Vision`): layers of the decoder's blocks, and projectors.
 
 Megatron-Bridge splits the linears of layers and projectors, and leaves patch embedding, positions and norms whole
 (modelling_qwen3_vl/vision_model.py and utils.py, Megatron-Bridge 0.6; get_vit_layer_with_transformer_engine_spec, core
@@ -17,8 +17,8 @@ from llmlaunch.layers.layer import Branch, Layer
 from llmlaunch.layers.matrix import INPUTS, NEITHER, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.mlp import Mlp, mlp_modules
 from llmlaunch.layers.modules import Module, ModuleSplit, ModuleStyle, container, linear_modules, vector_modules
+from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.models.vision import Vision
 
 __all__ = ["Encoder", "Projector", "encoder_of"]
 

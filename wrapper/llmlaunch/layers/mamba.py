@@ -17,7 +17,7 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules
 from llmlaunch.layers.work import BlockWork, ContextTraffic, recurrence
-from llmlaunch.models.mamba import CONV_KERNEL, SCAN_CHUNK
+from llmlaunch.models.sections import CONV_KERNEL, SCAN_CHUNK
 from llmlaunch.models.shape import ModelShape, Multipliers
 
 __all__ = ["Mamba2", "mamba_mixer"]

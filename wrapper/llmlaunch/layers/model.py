@@ -15,7 +15,7 @@ from llmlaunch.layers.attention import Attention, SoftmaxAttention, Window
 from llmlaunch.layers.block import Block, scaled_columns
 from llmlaunch.layers.layer import Branch, Layer
 from llmlaunch.layers.mlp import Mlp
-from llmlaunch.models.mamba import BESIDE_ATTENTION
+from llmlaunch.models.sections import BESIDE_ATTENTION
 from llmlaunch.models.shape import ModelShape, Multipliers
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _prediction_parts(shape: ModelShape) -> Sequence[Parts]:
 
 
 def _lettered(shape: ModelShape, letter: str) -> Parts:
-    """Return the blocks of a layer by its letter (`models.mamba.PARTS`)."""
+    """Return the blocks of a layer by its letter (`models.sections.PARTS`)."""
     if letter == BESIDE_ATTENTION:
         return (_mamba(shape), _attention(shape, full=False)), (_mlp(shape),)
     if letter == "M":

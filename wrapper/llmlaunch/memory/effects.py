@@ -22,7 +22,7 @@ from llmlaunch.layers.layer import Branch
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.priced_layers import Gone, PricedLayers
-from llmlaunch.models.vision import Vision
+from llmlaunch.models.sections import Vision
 
 __all__ = [
     "Column",

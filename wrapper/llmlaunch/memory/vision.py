@@ -19,7 +19,7 @@ from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.models.vision import Vision
+from llmlaunch.models.sections import Vision
 
 __all__ = ["encoder_activations", "encoder_backward", "encoder_matrices", "rank_encoder"]
 

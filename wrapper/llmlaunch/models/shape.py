@@ -6,28 +6,27 @@ from dataclasses import fields
 from typing import Literal
 
 from llmlaunch.documents.keys import key, section
-from llmlaunch.documents.validate import BadKey
-from llmlaunch.models.attention import (
+from llmlaunch.models.sections import (
+    OF_MEMORY,
+    OF_TIME,
     CompressedAttention,
     Count,
     Indexer,
     LinearAttention,
+    Mamba,
     MlaShape,
+    MoeShape,
+    Multipliers,
     Positions,
     Positive,
     Rate,
     RopeScaling,
+    Router,
     ShortConvolutionShape,
     Size,
     SlidingWindow,
-    check_compressed,
-    check_indexer,
-    check_short_convolution,
+    Vision,
 )
-from llmlaunch.models.mamba import Mamba, check_mamba
-from llmlaunch.models.mixture import OF_MEMORY, OF_TIME, MoeShape, Router, check_mixture
-from llmlaunch.models.multipliers import Multipliers
-from llmlaunch.models.vision import Vision, check_vision
 
 __all__ = [
     "CLAMP",
@@ -48,7 +47,6 @@ __all__ = [
     "Router",
     "ShortConvolutionShape",
     "SlidingWindow",
-    "check_shape",
     "kind_of",
     "natural_activation",
 ]
@@ -260,91 +258,3 @@ def kind_of(shape: ModelShape) -> str:
         return f"{'state-space' if mixer == 'mamba' else mixer.replace('_', '-')} {layers} {mlp}"
     attention = "latent-attention " if shape.mla else ""
     return f"{'sparse ' if shape.indexer else ''}{attention}{layers} {mlp}"
-
-
-def check_shape(shape: ModelShape) -> ModelShape:
-    """Return `shape` if its sizes agree with each other. Raises `BadKey` for the size that does not."""
-    heads, groups = shape.num_attention_heads, shape.num_query_groups
-    if heads % groups:
-        raise BadKey(
-            ("num_query_groups",),
-            f"{heads} attention heads cannot be shared evenly among {groups} query groups; "
-            f"num_query_groups must divide num_attention_heads",
-        )
-    turned = shape.head_dim if shape.mla is None else shape.mla.qk_pos_emb_head_dim
-    if turned % 2 and (shape.position_embedding == "rope" or shape.mla is not None):
-        place = ("head_dim",) if shape.mla is None else ("mla", "qk_pos_emb_head_dim")
-        raise BadKey(place, f"must be even for rotary positions, not {turned}")
-    if shape.indexer is not None:
-        check_indexer(shape.indexer, shape.mla)
-    if shape.norms_after_alone and shape.post_norms:
-        raise BadKey(("norms_after_alone",), "post_norms says that there are norms before, too; remove one of the two")
-    if shape.qk_norm_of_all_heads and not shape.qk_layernorm:
-        raise BadKey(("qk_norm_of_all_heads",), "there are no norms on queries and keys; set qk_layernorm: true")
-    if shape.qk_l2_norm and (shape.qk_layernorm or shape.mla is not None):
-        raise BadKey(("qk_l2_norm",), "queries and keys have norms with a weight already; remove one of the two")
-    if shape.no_rope_every and (shape.mla is not None or shape.position_embedding != "rope"):
-        raise BadKey(("no_rope_every",), "there are no rotary positions of whole heads to leave out; remove it")
-    if shape.temperature_tuning and not shape.no_rope_every:
-        raise BadKey(("temperature_tuning",), "all layers have rotary positions; set no_rope_every, or remove it")
-    if shape.rope_scaling is not None and shape.position_embedding != "rope":
-        raise BadKey(("rope_scaling",), f"scales rotary positions, and these are {shape.position_embedding}; remove it")
-    window = shape.sliding_window
-    if window is not None and window.full_every == 1:
-        raise BadKey(("sliding_window", "full_every"), "1 leaves no windowed layer; remove sliding_window")
-    if window is not None and window.full_query_groups is not None and heads % window.full_query_groups:
-        raise BadKey(
-            ("sliding_window", "full_query_groups"),
-            f"must divide the {heads} attention heads, not {window.full_query_groups}",
-        )
-    if shape.moe is not None:
-        check_mixture(shape.moe, shape.num_layers)
-    if shape.linear_attention is not None:
-        _check_linear(shape, shape.linear_attention)
-    if shape.short_convolution is not None:
-        check_short_convolution(shape.short_convolution, shape.num_layers)
-        _alone(shape, "short_convolution")
-    if shape.activation_limit is not None and (shape.activation != "silu" or not shape.gated_mlp):
-        raise BadKey(("activation_limit",), "there is no SwiGLU to limit; remove it")
-    if shape.compressed_attention is not None:
-        check_compressed(shape.compressed_attention, shape.num_layers, heads, groups)
-        _alone(shape, "compressed_attention")
-    if shape.mamba is not None:
-        check_mamba(shape.mamba, shape.num_layers, shape.moe.layer_pattern if shape.moe else None, shape.mtp_num_layers)
-        _check_one_part(shape)
-    if shape.vision is not None:
-        check_vision(shape.vision, shape.num_layers)
-    if shape.mtp_repeated and not shape.mtp_num_layers:
-        raise BadKey(("mtp_repeated",), "there is no module to repeat; set mtp_num_layers, or remove it")
-    if shape.attention_gate and shape.mla is not None:
-        raise BadKey(("attention_gate",), "latent attention has no gate; remove one of the two")
-    return shape
-
-
-def _check_linear(shape: ModelShape, linear: LinearAttention) -> None:
-    if linear.full_every == 1:
-        raise BadKey(("linear_attention", "full_every"), "1 leaves no layer with linear attention; remove the section")
-    if linear.num_value_heads % linear.num_key_heads:
-        raise BadKey(
-            ("linear_attention", "num_value_heads"),
-            f"must be a multiple of num_key_heads ({linear.num_key_heads}), not {linear.num_value_heads}",
-        )
-    _alone(shape, "linear_attention")
-    if shape.linear_bias or shape.qkv_bias:
-        raise BadKey(("linear_bias",), "linear attention has no biases; set linear_bias and qkv_bias to false")
-
-
-def _check_one_part(shape: ModelShape) -> None:
-    _alone(shape, "mamba")
-    if shape.linear_bias or shape.qkv_bias:
-        raise BadKey(("linear_bias",), "Mamba-2 mixers have no biases; set linear_bias and qkv_bias to false")
-    for name in ("post_norms", "norms_after_alone"):
-        if getattr(shape, name):
-            raise BadKey((name,), "layers with Mamba-2 mixers have norms before their parts alone; remove it")
-
-
-def _alone(shape: ModelShape, section: str) -> None:
-    """Raise `BadKey` for another kind of attention beside the one that `section` says."""
-    for name in ("mla", "sliding_window", "linear_attention", "short_convolution", "compressed_attention"):
-        if name != section and getattr(shape, name) is not None:
-            raise BadKey((name,), f"stands beside {section} in no known model; remove one of the two")

@@ -11,14 +11,12 @@ from llmlaunch import __version__
 from llmlaunch.assets import asset
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.documents.keys import key_names
-from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.documents.secrets import refuse_secrets
 from llmlaunch.documents.slurm_options import over_site_options
-from llmlaunch.documents.validate import BadKey, report, validate
+from llmlaunch.documents.validate import BadKey, validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, read_document
 from llmlaunch.errors import UserError
-from llmlaunch.families.hub_ids import hub_model, is_hub_id
-from llmlaunch.families.presets import resolve_model
+from llmlaunch.families.lookup import resolve_model
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.consistency import disagreements
@@ -60,11 +58,17 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def _refuse_model_name(path: Path) -> None:
     """Raise UserError where no file is there, and what was given names a model or a recipe of the gallery."""
     name = path.as_posix()
-    if path.suffix in (".yaml", ".yml") or not (is_hub_id(name) or path == Path(path.name)) or path.exists():
+    if path.suffix in (".yaml", ".yml"):
+        return
+    from llmlaunch.families.hub_ids import hub_model, is_hub_id
+
+    if not (is_hub_id(name) or path == Path(path.name)) or path.exists():
         return
     starters = [starter.stem for starter in asset("recipes").glob("*.yaml")]
     model = hub_model(name)
     known = {name, Path(name).name.lower(), "" if model is None else model.preset} & set(starters)
+    from llmlaunch.documents.likely_meaning import nearest
+
     near = sorted(known) or nearest(path.name, starters)
     if near:
         command = to_type("init", near[0])
@@ -99,6 +103,8 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
         *disagreements(recipe),
     ]
     if problems:
+        from llmlaunch.documents.problems import report
+
         raise report(document, problems)
     return replace(recipe, document=document)
 
@@ -200,6 +206,8 @@ def _part(name: str, document: Document, resolve: Callable[[Any], Resolved]) -> 
 
 
 def _at(document: Document, key: str, spec: str | Mapping[str, Any], error: UserError) -> UserError:
+    from llmlaunch.documents.problems import report
+
     inside: KeyPath = ()
     if isinstance(error, BadKey) and not isinstance(spec, str):
         return report(document, [((key, *error.key), error.problem)])

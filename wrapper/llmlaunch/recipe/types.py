@@ -26,7 +26,6 @@ from llmlaunch.documents.text import (
     SlurmOptions,
 )
 from llmlaunch.documents.yaml_strict import Document
-from llmlaunch.families.form import model_form
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
@@ -299,6 +298,12 @@ class MonitorPolicy:
     probe: bool = key("Each rank's Python writes down torch's own memory peaks (GPU clusters)", default=True)
 
 
+def _model_form() -> Any:
+    from llmlaunch.families.form import model_form
+
+    return model_form()
+
+
 @section
 class Recipe:
     """Everything a person asked for, validated; defaults filled in.
@@ -315,7 +320,7 @@ class Recipe:
     name: Name = key("Name of the recipe and of its jobs: letters, digits, '.', '_' and '-', at most 64")
     model: ModelShape = key(
         "Preset, known id of the Hugging Face hub, path of a config.json (or its folder), or an inline shape",
-        written=lambda: name_or_mapping(Line, model_form()),
+        written=lambda: name_or_mapping(Line, _model_form()),
     )
     backend: BackendChoice = key(
         "megatron-lm, deepspeed, megatron-bridge, or a mapping",

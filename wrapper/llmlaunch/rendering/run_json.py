@@ -12,7 +12,7 @@ from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.checkpoints import NON_PERSISTENT_FOLDER, save_seconds, tracker
 from llmlaunch.frameworks.registry import backend_for, recorded_name
 from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_NAMES, Layout
-from llmlaunch.models.mamba import BUILT_BY_CORE
+from llmlaunch.models.sections import BUILT_BY_CORE
 from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
 from llmlaunch.planner.plan import FewerNodes, Plan
 from llmlaunch.recipe.types import Recipe

@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmlaunch.calibration.records import accelerator_of
-from llmlaunch.calibration.stops import UNPLANNED
+from llmlaunch.causes.kinds import kinds_where
 from llmlaunch.rundir.summary import AttemptSummary
 from llmlaunch.rundir.values import count_above_zero, text_or_none, time_or_none
 from llmlaunch.store.run_outcome import AttemptCauses, AttemptOutcome
 from llmlaunch.units import HOUR
 
-__all__ = ["stop_columns"]
+__all__ = ["UNPLANNED", "stop_columns"]
+
+
+UNPLANNED = kinds_where(interrupts=True)
+"""Causes of an attempt that had made steps and that nobody planned to end. Not among them: what the plan, the recipe or
+the scheduler is the reason of."""
 
 
 def stop_columns(

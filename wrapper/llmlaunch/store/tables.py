@@ -83,7 +83,7 @@ runs = Table(
     Column("no_peak_reason", Text),  # why a collected run has no measurement
     Column("accelerator", String),
     Column("device_hours", Double),  # of all attempts that made steps; null = not known
-    Column("unplanned_stops", Integer),  # attempts among them that nobody planned to end (calibration.stops.UNPLANNED)
+    Column("unplanned_stops", Integer),  # attempts among them that nobody planned to end (run_stops.UNPLANNED)
     Column("files", String),  # digest of the files as last collected; null = not collected to the end
 )
 

@@ -17,7 +17,7 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.heads import head_rank
 from llmlaunch.memory.job import Job, all_ranks, least
-from llmlaunch.models.multipliers import Multipliers
+from llmlaunch.models.sections import Multipliers
 from llmlaunch.timing.effects import TimeEffect, time_effects
 from llmlaunch.timing.exchange import expert_exchange, tensor_pass
 from llmlaunch.timing.layers import Collectives, LayerSeconds, forward_only, layer_seconds

@@ -18,8 +18,8 @@ from llmlaunch.layers.attention import ATTENTION_BACKWARD
 from llmlaunch.layers.matrix import INPUTS, NEITHER, OUTPUTS, Matrix, Part
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job
+from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.models.vision import Vision
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import TensorPasses, tensor_pass
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work, rates

@@ -9,7 +9,7 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.sections import Mamba, Vision
 from llmlaunch.models.shape import (
     SQUARED,
     CompressedAttention,
@@ -24,7 +24,6 @@ from llmlaunch.models.shape import (
     ShortConvolutionShape,
     SlidingWindow,
 )
-from llmlaunch.models.vision import Vision
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from support.backend_output import check_flags, check_with_parser, refused_by, words_of

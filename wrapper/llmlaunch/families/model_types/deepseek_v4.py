@@ -14,7 +14,7 @@ from llmlaunch.families.family import Family
 from llmlaunch.families.local_experts import auxiliary, mixture_of, written_auxiliary
 from llmlaunch.families.reader import ConfigReader, as_number, short
 from llmlaunch.families.windows import WINDOWED
-from llmlaunch.models.attention import CompressedAttention
+from llmlaunch.models.sections import CompressedAttention
 from llmlaunch.models.shape import ModelShape, MoeShape, Router
 
 COMPRESSED = (

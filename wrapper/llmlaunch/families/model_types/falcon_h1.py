@@ -12,7 +12,7 @@ from llmlaunch.families.config_keys import DECODER, ConfigKey, constant, read_ke
 from llmlaunch.families.decoder import COMMON, silu_decoder
 from llmlaunch.families.family import Family
 from llmlaunch.families.reader import ConfigReader, short
-from llmlaunch.models.mamba import BESIDE_ATTENTION, Mamba
+from llmlaunch.models.sections import BESIDE_ATTENTION, Mamba
 from llmlaunch.models.shape import ModelShape, Multipliers
 
 BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")

@@ -11,7 +11,7 @@ from llmlaunch.families.config_keys import SIZES, ConfigKey, positive, read_keys
 from llmlaunch.families.deepseek_experts import DEEPSEEK_EXPERTS, DEEPSEEK_ROUTER, GROUPS, written_routed
 from llmlaunch.families.family import Family
 from llmlaunch.families.reader import ConfigReader, short
-from llmlaunch.models.mamba import CONV_KERNEL, PARTS, Mamba
+from llmlaunch.models.sections import CONV_KERNEL, PARTS, Mamba
 from llmlaunch.models.shape import SQUARED, ModelShape, MoeShape, Router
 
 # the class's names of parts, and those it had before

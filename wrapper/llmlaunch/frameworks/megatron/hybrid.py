@@ -14,7 +14,7 @@ import numpy as np
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.layout import Layout, Rule, Situation
-from llmlaunch.models.mamba import BUILT_BY_CORE, CONV_KERNEL, PARTS, SCAN_CHUNK, Mamba
+from llmlaunch.models.sections import BUILT_BY_CORE, CONV_KERNEL, PARTS, SCAN_CHUNK, Mamba
 
 __all__ = [
     "HYBRID_REQUIREMENTS",

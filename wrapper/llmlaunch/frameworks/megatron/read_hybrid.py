@@ -11,7 +11,7 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.megatron.flags.row import PATTERN
 from llmlaunch.frameworks.megatron.hybrid import SPECIFICATION
-from llmlaunch.models.mamba import PARTS
+from llmlaunch.models.sections import PARTS
 
 __all__ = ["one_pattern", "refuse_other_parts"]
 

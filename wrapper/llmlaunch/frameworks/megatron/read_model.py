@@ -13,13 +13,14 @@ from typing import Any
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
 from llmlaunch.errors import UserError
 from llmlaunch.families.hub_ids import hub_model
-from llmlaunch.families.presets import find_model, load_preset, preset_names
+from llmlaunch.families.lookup import find_model
+from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.frameworks.megatron.flags.attention import INDEXER_SIZES, SPARSE, VARIANT
 from llmlaunch.frameworks.megatron.flags.model import SIZES
 from llmlaunch.frameworks.megatron.flags.table import read_section
 from llmlaunch.frameworks.megatron.namespace import Namespace
 from llmlaunch.frameworks.megatron.parser import dest_of
-from llmlaunch.models.mamba import Mamba
+from llmlaunch.models.sections import Mamba
 from llmlaunch.models.shape import (
     CLAMPED,
     SQUARED,
