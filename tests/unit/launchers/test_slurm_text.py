@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from llmlaunch.launchers.slurm.commands import complaint
 from llmlaunch.launchers.slurm.text import (
     JobMatch,
     Row,
-    complaint,
     parse_job_id,
     parse_late_jobs,
     parse_past_jobs,

@@ -16,7 +16,8 @@ from llmlaunch.app.run_lookup import directory_of
 from llmlaunch.documents.secrets import is_secret_variable, secret_in
 from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.overrides import apply_overrides, written_document
+from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.recipe.written import written_document
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import object_in, read_object

@@ -237,7 +237,7 @@ class PlannedRun:
     def mock_data_warning(self) -> str | None:
         """The sentence on made-up tokens, on which a model learns nothing; None for a recipe with data, or for a script
         that reads what its arguments name."""
-        from llmlaunch.recipe.overrides import place_of
+        from llmlaunch.recipe.written import place_of
 
         backend = self.recipe.backend
         reads_its_own = backend.script is not None and not backend.on_megatron_core

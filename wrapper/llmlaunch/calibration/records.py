@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 
-from llmlaunch.cluster.cards import accelerator_of_card
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
@@ -219,6 +218,8 @@ def table_of(record: Record) -> str | None:
 
 def accelerator_of(record: Record) -> str:
     """Return the accelerator's name as recipes have it if the record's card is known, else the card's."""
+    from llmlaunch.cluster.cards import accelerator_of_card
+
     return accelerator_of_card(record["gpu"], record.get("gpu_memory_bytes")) or str(record["gpu"])
 
 

@@ -8,15 +8,17 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llmlaunch
 from llmlaunch.calibration.calibrations import MODULES, ROOMS, calibration_id, digest_of
-from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.frozen import frozen
 from llmlaunch.timing.correction import FACTORS, TimeCorrection
 from llmlaunch.units import GB
+
+if TYPE_CHECKING:
+    from llmlaunch.cluster.matrix import BandwidthMatrix
 
 __all__ = [
     "OF_MACHINE",

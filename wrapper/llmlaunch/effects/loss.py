@@ -12,12 +12,11 @@ from llmlaunch.memory.effects import Effect, trains_head
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.tokens import tokens
 from llmlaunch.memory.weights import head_matrix
+from llmlaunch.timing.constants import NATIVE_LOSS_BYTES
 from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.products import Work
 
 __all__ = [
-    "EAGER_LOSS_BYTES",
-    "NATIVE_LOSS_BYTES",
     "FusedLinearLossEffect",
     "NativeLossTime",
     "TiledLossEffect",
@@ -81,13 +80,6 @@ def tiled_inputs(job: Job, rows: RankColumns) -> FloatColumn:
     if job.facts.loss.fused_loss is not None:
         return np.zeros(len(rows))
     return np.where(rows.last, job.facts.layer.activation_bytes * tokens(job, rows) * job.shape.hidden_size, 0.0)
-
-
-# Per logit. Kernel by kernel the eager loss reads and writes 52 bytes (to fp32, maximum, difference, exponential, sum,
-# quotient, gradient, to bf16), the compiled one 32 (megatron/core/tensor_parallel/cross_entropy.py,
-# fusions/fused_cross_entropy.py, core 0.19); of the first 24 are counted, because parts stay in the cache.
-EAGER_LOSS_BYTES = 24.0
-NATIVE_LOSS_BYTES = EAGER_LOSS_BYTES * 32.0 / 52.0
 
 
 class NativeLossTime(TimeEffect):

@@ -19,7 +19,6 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rundir.files import read_object, replace_json
 from llmlaunch.rundir.values import count_above_zero
 from llmlaunch.trainers import TRAINER, TRAINER_MODULES
 from llmlaunch.user_data import with_home
@@ -65,6 +64,8 @@ def probed_packages(recipe: Recipe) -> Mapping[str, str] | None:
 
 def cached_probe(key: str) -> dict[str, Any] | None:
     """What `cache_probe` kept under the key; None where there is nothing, or nothing that can be read."""
+    from llmlaunch.rundir.files import read_object
+
     entry = (read_object(_cache("frameworks.json")) or {}).get(key)
     if not isinstance(entry, dict) or not isinstance(entry.get("packages"), dict):
         return None
@@ -74,6 +75,8 @@ def cached_probe(key: str) -> dict[str, Any] | None:
 
 def cache_probe(key: str, record: Mapping[str, Any]) -> None:
     """Raises OSError where the cache cannot be written."""
+    from llmlaunch.rundir.files import read_object, replace_json
+
     path = _cache("frameworks.json")
     entries = {name: value for name, value in (read_object(path) or {}).items() if name != key}
     replace_json(path, dict([*entries.items(), (key, dict(record))][-MOST_KEPT:]), lasting=False)
@@ -87,6 +90,8 @@ def measured_baseline(python: str, say: Callable[[str], None]) -> int:
     """
     source = b"".join(path.read_bytes() for path in TRAINER_MODULES)
     key = f"{_versions(python)} {hashlib.sha256(source).hexdigest()[:12]}"
+    from llmlaunch.rundir.files import read_object, replace_json
+
     path = _cache("baseline.json")
     table = {name: size for name, size in (read_object(path) or {}).items() if count_above_zero(size)}
     if key not in table:

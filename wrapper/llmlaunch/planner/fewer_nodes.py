@@ -17,8 +17,8 @@ from llmlaunch.planner.plan import Candidate, FewerNodes, Plan
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import no_split_reason, splittable
-from llmlaunch.recipe.overrides import place_of
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.written import place_of
 from llmlaunch.rundir.values import counted
 
 __all__ = ["MOST_LAYOUTS", "fewer_nodes_json", "find_fewer_nodes"]

@@ -25,8 +25,8 @@ from llmlaunch.planner.relaxed_pins import as_pin, relax_pins
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import BELONGS, stated_value
-from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.written import written_pin
 from llmlaunch.techniques.switches import TokenDispatch
 from llmlaunch.techniques.technique import key_of
 

@@ -17,8 +17,8 @@ from llmlaunch.planner.relaxed_pins import as_pin, relax_pins
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import splittable
 from llmlaunch.planner.smallest_change import find_advice, fixed_value, unfixed
-from llmlaunch.recipe.overrides import place_of, written_document, written_pin
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.written import place_of, written_document, written_pin
 from llmlaunch.rundir.values import counted, to_type
 
 __all__ = ["TightestRule", "locked_is_illegal", "no_layout", "tightest_rule", "tightest_size_rule"]

@@ -9,7 +9,6 @@ from llmlaunch.calibration.evidence import DEFAULT_RISK, ENOUGH, EvidenceMargin,
 from llmlaunch.calibration.margins import FUJII_SHARE, Margin, no_margin, runs_needed
 from llmlaunch.calibration.records import TABLES
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
-from llmlaunch.cluster.matrix import slurm_order
 from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import expands_segments
@@ -122,6 +121,8 @@ def timed_cluster(recipe: Recipe) -> Cluster:
     cluster = recipe.cluster
     if cluster.bandwidth is None or recipe.placement == "auto":
         return cluster.between(recipe.nodes)
+    from llmlaunch.cluster.matrix import slurm_order
+
     return cluster.between(recipe.nodes, slurm_order(cluster.bandwidth, recipe.nodes))
 
 

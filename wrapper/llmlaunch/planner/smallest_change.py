@@ -24,8 +24,8 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
 from llmlaunch.progress import counting
 from llmlaunch.recipe.layout_keys import belonging
-from llmlaunch.recipe.overrides import written_pin
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
+from llmlaunch.recipe.written import written_pin
 from llmlaunch.techniques import NO_TECHNIQUES
 
 __all__ = [

@@ -9,8 +9,8 @@ from llmlaunch.findings import DOUBTFUL, MISSING, NOTE, UNSEEN, Finding, doubtfu
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.notices import webhook_host
-from llmlaunch.recipe.overrides import place_of
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.written import place_of
 
 __all__ = ["Readiness", "in_sentences", "readiness_of", "script_inputs"]
 

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from math import ceil
+from typing import TYPE_CHECKING
 
-from llmlaunch.cluster.slurm_site import Gpus, gpus_of_gres
 from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
 from llmlaunch.findings import Finding, doubtful, missing, note
@@ -21,6 +21,9 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration
+
+if TYPE_CHECKING:
+    from llmlaunch.cluster.slurm_site import Gpus
 
 __all__ = ["listed_partitions", "request_findings"]
 
@@ -82,6 +85,8 @@ def _group(line: str) -> NodeGroup | None:
     fields = line.split("|")
     if len(fields) != 9 or not is_whole_number(fields[5]):
         return None
+    from llmlaunch.cluster.slurm_site import gpus_of_gres
+
     partition, state, longest, usual, size, nodes, node_state, gres, memory = fields
     most = size.rpartition("-")[2]
     return NodeGroup(

@@ -16,8 +16,8 @@ from llmlaunch.findings import (
 )
 from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.overrides import is_written
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.written import is_written
 
 __all__ = ["learning_rate_findings", "weight_findings"]
 

@@ -12,7 +12,6 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from llmlaunch.cluster.slurm_site import host_count
 from llmlaunch.documents.slurm_options import sbatch_value_problem
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.recipe.containers import is_path
@@ -265,6 +264,8 @@ def _slurm(recipe: Recipe) -> Iterator[Problem]:
     nodes = recipe.nodes + recipe.spare_nodes
     # a range with a character that is no digit is the site's own; sbatch reads it
     if isinstance(hosts, str) and recipe.nodes != AUTO_NODES and "/" not in hosts:
+        from llmlaunch.cluster.slurm_site import host_count
+
         count = host_count(hosts)
         if count > nodes:
             yield (

@@ -18,7 +18,6 @@ from llmlaunch.documents.yaml_strict import Document, KeyPath, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.families.lookup import resolve_model
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.containers import container_at, container_problems
 from llmlaunch.recipe.datasets import data_problems, evaluation_problems, with_absolute_paths
@@ -29,7 +28,6 @@ from llmlaunch.recipe.layout_keys import (
     pins_from,
     techniques_from,
 )
-from llmlaunch.recipe.overrides import apply_overrides, parse_override
 from llmlaunch.recipe.tracking import tracking_problems, tracking_with_absolute_paths
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import NO_RESTART, SCHEMA, VOCABULARY, Recipe, Restart, recipe_form
@@ -52,7 +50,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     few mistakes: file and line, key, what is wrong, how to mend it.
     """
     _refuse_model_name(Path(path))
-    return load_written(read_document(Path(path)), from_working_directory(overrides), Path(path).parent)
+    if overrides:
+        from llmlaunch.recipe.command_line_paths import from_working_directory
+
+        overrides = from_working_directory(overrides)
+    return load_written(read_document(Path(path)), overrides, Path(path).parent)
 
 
 def _refuse_model_name(path: Path) -> None:
@@ -77,7 +79,11 @@ def _refuse_model_name(path: Path) -> None:
 
 def load_written(written: Document, overrides: Sequence[str], folder: Path) -> Recipe:
     """Return the recipe of a document; relative paths start in `folder`. Raises UserError as `load_recipe` does."""
-    document = apply_overrides(written, overrides)
+    document = written
+    if overrides:
+        from llmlaunch.recipe.overrides import apply_overrides
+
+        document = apply_overrides(written, overrides)
     allowed_secrets = _refuse_secrets(written, overrides, document.value.get("not_secrets"))
     recipe = recipe_from(document, folder)
     recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
@@ -126,6 +132,8 @@ def _refuse_secrets(written: Document, overrides: Sequence[str], allowed: Any) -
     """
     passed = refuse_secrets(written, allowed)
     for word in overrides:
+        from llmlaunch.recipe.overrides import parse_override
+
         path, value = parse_override(word)
         passed += refuse_secrets(value, allowed, tuple(int(part) if is_whole_number(part) else part for part in path))
     return tuple(dict.fromkeys(passed))

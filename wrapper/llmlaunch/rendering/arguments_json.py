@@ -16,8 +16,8 @@ from llmlaunch.frameworks.base import Rendered
 from llmlaunch.layout import LAYOUT_FIELDS
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.racks import group_nodes
-from llmlaunch.recipe.overrides import place_of, written_document
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.recipe.written import place_of, written_document
 from llmlaunch.rendering.restarts import warning_seconds
 from llmlaunch.rendering.scripts import DIRECTIVE_REASONS, OUR_VARIABLES, exported, sbatch_options
 from llmlaunch.rundir.files import object_in

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmlaunch.documents.writing import json_bytes
 from llmlaunch.frameworks.argument import Reason
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
@@ -54,4 +53,6 @@ def wandb_config(recipe: Recipe, plan: Plan) -> bytes:
         "predicted_step_seconds": plan.chosen.step_seconds,
         "predicted_tokens_per_second_per_gpu": plan.chosen.tokens_per_second_per_gpu,
     }
+    from llmlaunch.documents.writing import json_bytes
+
     return json_bytes({"wandb_version": 1, "llmlaunch": {"value": planned}})

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.cluster.matrix import MeasuredNetwork
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.frozen import frozen
 
@@ -67,6 +66,8 @@ def corrected_cluster(cluster: Cluster, correction: TimeCorrection) -> Cluster:
         domain = node
     device, network = cluster.accelerator, cluster.network
     if network is not None:
+        from llmlaunch.cluster.matrix import MeasuredNetwork
+
         network = MeasuredNetwork(fabric * network.seconds_per_byte, network.devices_per_node)
     return replace(
         cluster,

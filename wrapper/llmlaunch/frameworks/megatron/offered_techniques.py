@@ -19,6 +19,7 @@ from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, R
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques.switches import FULL_ITERATION
+from llmlaunch.timing.constants import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
 
 __all__ = ["state_techniques", "step_techniques", "usable_libraries"]
 
@@ -142,8 +143,6 @@ def _loss_may_gain(recipe: Recipe) -> bool:
     peak = accelerator.flops_per_second.get("bf16")
     if recipe.workload.precision != "bf16" or shape.moe is not None or not peak:
         return False
-    from llmlaunch.effects.loss import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
-
     spared_seconds = (EAGER_LOSS_BYTES - NATIVE_LOSS_BYTES) * shape.vocab_size / accelerator.memory_bytes_per_second
     return spared_seconds >= LEAST_GAIN * 6.0 * count_parameters(shape).total / peak
 

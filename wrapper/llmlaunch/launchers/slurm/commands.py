@@ -19,9 +19,17 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers.bounded_answer import MOST_ERROR_BYTES, AnswerTooLong, bounded_answer
 from llmlaunch.launchers.place import THIS_MACHINE, Place, Reached
 from llmlaunch.launchers.run_environment import QUERIES, VariableFilter
-from llmlaunch.launchers.slurm.text import complaint
 
-__all__ = ["Call", "CommandAnswer", "SlurmCommands", "features", "refuse_unknown", "release", "release_text"]
+__all__ = [
+    "Call",
+    "CommandAnswer",
+    "SlurmCommands",
+    "complaint",
+    "features",
+    "refuse_unknown",
+    "release",
+    "release_text",
+]
 
 
 # After these words of a command the controller may have heard it, and may still do what it was asked. The second line:
@@ -212,3 +220,9 @@ def refuse_unknown(arguments: Sequence[str], version: Callable[[], str]) -> None
 
 def release_text(version: Release | None) -> str:
     return "" if version is None else f"{version[0]}.{version[1]:02}"
+
+
+def complaint(stderr: str) -> str:
+    """Return the error lines of a command as one line, without the `sbatch: error:` before each."""
+    lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in stderr.splitlines())
+    return "; ".join(line for line in lines if line)

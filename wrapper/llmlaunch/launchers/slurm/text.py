@@ -27,7 +27,6 @@ __all__ = [
     "JobMatch",
     "Row",
     "Rows",
-    "complaint",
     "parse_job_id",
     "parse_late_jobs",
     "parse_past_jobs",
@@ -222,12 +221,6 @@ def parse_sacct(text: str) -> dict[str, Row]:
             job = _job(fields[0])
             last[job] = replace(row, restarts=last[job].restarts + 1 if job in last else 0)
     return {**together, **last}
-
-
-def complaint(stderr: str) -> str:
-    """Return the error lines of a command as one line, without the `sbatch: error:` before each."""
-    lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in stderr.splitlines())
-    return "; ".join(line for line in lines if line)
 
 
 def _first_word(state: str) -> str:

@@ -17,7 +17,6 @@ from llmlaunch.frameworks.megatron.flags.row import (
     flag,
     within,
 )
-from llmlaunch.frameworks.megatron.layer_pattern import layer_pattern
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.rundir.foreign_values import whole_number_in
 
@@ -361,6 +360,8 @@ def linear_period(space: Space) -> int | None:
         value = int(value)
     if isinstance(value, int):
         return value if value > 1 else None
+    from llmlaunch.frameworks.megatron.layer_pattern import layer_pattern
+
     pattern = layer_pattern(value, space["num_layers"])
     if pattern is None:
         return None
