@@ -11,8 +11,7 @@ from shapes import LLAMA3_8B, MIXTRAL, job_of
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.memory.activations import kept_activations
-from llmlaunch.memory.batch_masks import arriving_mask, kept_masks
+from llmlaunch.memory.activations import arriving_mask, kept_activations, kept_masks
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import all_ranks

@@ -32,8 +32,6 @@ from support.term_mutants import mutants_of
 
 MEMORY = (
     "activations",
-    "batch_masks",
-    "heads",
     "host",
     "job",
     "layer_wise",

@@ -26,7 +26,7 @@ from llmlaunch.documents.secrets import (
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.notices import Event
+from llmlaunch.recipe.sections import Event
 from llmlaunch.rundir.notices import EVENTS
 from support.recipes import SMALL
 

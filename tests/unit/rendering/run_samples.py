@@ -18,8 +18,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Candidate, JobLength, Limit, Plan
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
-from llmlaunch.recipe.notices import Notices
-from llmlaunch.recipe.tracking import Tracking, WandbRun
+from llmlaunch.recipe.sections import Notices, Tracking, WandbRun
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe, Restart
 from llmlaunch.rehearsal.job_alone import JobAlone

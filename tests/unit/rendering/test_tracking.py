@@ -18,7 +18,7 @@ from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.tracking import Tracking, WandbRun
+from llmlaunch.recipe.sections import Tracking, WandbRun
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import paths_to_mount

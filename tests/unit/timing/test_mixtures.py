@@ -34,9 +34,9 @@ from llmlaunch.techniques.requests import PagedStash
 from llmlaunch.techniques.switches import FULL_ITERATION, GraphScope
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import distinct_parts, expert_exchange
-from llmlaunch.timing.host_transfers import moves_activations, moving_seconds
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
 from llmlaunch.timing.network import host_link_bytes_per_second
+from llmlaunch.timing.passes import moves_activations, moving_seconds
 from llmlaunch.timing.products import Work, pace, split_of
 from support.changed_facts import changed
 from support.switch_pairs import SWITCHES, switch_pairs, switch_records

@@ -14,14 +14,12 @@ from llmlaunch.layers.layer import Branch
 from llmlaunch.layers.matrix import Matrix
 from llmlaunch.layers.model import model_of
 from llmlaunch.memory.effects import Effect
-from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.weights import tables
 from llmlaunch.techniques.requests import Adapters
 
 __all__ = ["AdaptersEffect", "adapter_parameters"]
-
 
 READ_THE_STREAM = ("linear_qkv", "linear_fc1")  # linear layers of Megatron core behind a norm
 

@@ -33,7 +33,6 @@ from llmlaunch.timing.effects import Kernels, TimeEffect
 
 __all__ = ["CudaGraphsEffect", "CudaGraphsTime", "captured_activations", "captured_kernels"]
 
-
 TERM = "cuda_graphs"
 Moment = Mapping[str, FloatColumn]
 

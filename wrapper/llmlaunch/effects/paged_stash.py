@@ -23,8 +23,7 @@ from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.mlp import projected_bytes
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.effects import Effect, HostBytes
-from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.priced_layers import Gone, PricedLayers
 from llmlaunch.memory.schedule import in_flight

@@ -32,7 +32,6 @@ from llmlaunch.timing.products import DevicePace, SplitColumns, rates
 
 __all__ = ["RecomputeEffect", "RecomputeTime", "recomputed_layer"]
 
-
 TERM = "recomputed_layer"
 
 

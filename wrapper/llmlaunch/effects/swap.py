@@ -23,7 +23,6 @@ from llmlaunch.timing.products import DevicePace, SplitColumns
 
 __all__ = ["SwapEffect", "SwapTime", "swapped_by_layer"]
 
-
 ROUNDING_BUFFERS = 2.0
 
 

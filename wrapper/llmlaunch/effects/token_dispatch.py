@@ -14,7 +14,6 @@ from llmlaunch.memory.tokens import sequence_split, tokens
 
 __all__ = ["DEEPEP_RANKS", "TokenDispatchEffect"]
 
-
 TERM = "exchange_buffers"
 NODE_DEVICES = 8
 FP32_BYTES = 4.0

@@ -1,16 +1,34 @@
-"""Which pipeline ranks may be a layout's worst."""
+"""Which pipeline ranks may be a layout's worst, and which one is."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 
-from llmlaunch.columns import IntColumn
+import numpy as np
+from numpy.typing import NDArray
+
+from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns, all_ranks, ranks_at
 
-__all__ = ["all_are_candidates", "candidate_ranks", "stages_alike"]
+__all__ = [
+    "LEARNT_BYTES",
+    "PIECE",
+    "Ranks",
+    "WorstRanks",
+    "all_are_candidates",
+    "candidate_ranks",
+    "keep_freed_memory",
+    "most_bytes",
+    "pieces",
+    "stages_alike",
+    "worst_of",
+]
 
 
 def stages_alike(job: Job) -> bool:
@@ -47,3 +65,79 @@ def candidate_ranks(job: Job, layouts: LayoutColumns, microbatches: IntColumn | 
     index = np.concatenate([np.arange(n)] * 2)
     rank = np.concatenate([np.zeros(n, dtype=np.int64), layouts.pipeline - 1])
     return ranks_at(job, layouts, index, rank, microbatches, ends=True)
+
+
+# The largest block glibc learns from, less what it puts around it (malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX).
+LEARNT_BYTES = 32 * 2**20 - 2**16
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Make the process keep the memory that columns free, once. glibc returns freed memory at the end of the heap to
+    the system from 128 KiB on, and columns come and go there: new pages took half of the formula's time. Freeing one
+    mapped block teaches it to keep twice that block's size (mallopt(3), M_MMAP_THRESHOLD, "dynamic"). The block is
+    never written to, so it costs nothing; other allocators are not affected."""
+    np.empty(LEARNT_BYTES, dtype=np.int8)
+
+
+# Ranks priced at a time. The formula makes hundreds of columns: these stay in the processor's cache, which halves the
+# time of tens of thousands of layouts (benchmarks/memory_formula.py).
+PIECE = 12288
+
+
+@frozen
+class WorstRanks:
+    """The pipeline rank of each layout with the most device bytes (the first of equals), and those bytes."""
+
+    pipeline_rank: IntColumn
+    device_bytes: FloatColumn
+
+
+@frozen
+class Ranks:
+    """Row numbers of the ranks of `count` layouts, in the order of `RankColumns`."""
+
+    count: int
+    layout_index: IntColumn
+    rank: IntColumn
+    ends: bool
+
+    @classmethod
+    def of(cls, rows: RankColumns, layouts: int) -> Ranks:
+        return cls(layouts, rows.layout_index, rows.rank, rows.ends)
+
+    @property
+    def last(self) -> slice:
+        """Rows of the last ranks where `ends` holds; they are the first ranks where no layout has more than one."""
+        return slice(len(self.rank) - self.count, None)
+
+
+def pieces(job: Job, layouts: LayoutColumns) -> Iterator[slice]:
+    """Return slices of layouts whose candidate ranks are about PIECE each; one empty slice for no layouts."""
+    keep_freed_memory()
+    ranks = layouts.pipeline if all_are_candidates(job, layouts) else np.minimum(layouts.pipeline, 2)
+    places = np.cumsum(ranks) // PIECE
+    bounds = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(layouts)]
+    return (slice(start, stop) for start, stop in pairwise(bounds))
+
+
+def worst_of(ranks: Ranks, device: FloatColumn) -> WorstRanks:
+    """Return the maximum of `device`, one number for each rank, over the ranks of each layout."""
+    if not ranks.ends:
+        return _of_all(ranks, device)
+    first, last = device[: ranks.count], device[ranks.last]
+    return WorstRanks(np.where(last > first, ranks.rank[ranks.last], 0), np.maximum(first, last))
+
+
+def _of_all(ranks: Ranks, device: FloatColumn) -> WorstRanks:
+    most = most_bytes(ranks, device)
+    hits: NDArray[np.int64] = np.flatnonzero(device == most[ranks.layout_index])
+    first = np.searchsorted(ranks.layout_index[hits], np.arange(ranks.count))
+    return WorstRanks(ranks.rank[hits[first]], most)
+
+
+def most_bytes(ranks: Ranks, column: FloatColumn) -> FloatColumn:
+    """Return the maximum of `column`, one number for each rank, over the ranks of each layout."""
+    if not ranks.ends:
+        return np.asarray(np.maximum.reduceat(column, np.flatnonzero(ranks.rank == 0)))
+    return np.maximum(column[: ranks.count], column[ranks.last])

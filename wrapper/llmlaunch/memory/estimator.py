@@ -9,12 +9,11 @@ import numpy as np
 
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.candidates import candidate_ranks
+from llmlaunch.memory.candidates import Ranks, WorstRanks, candidate_ranks, pieces, worst_of
 from llmlaunch.memory.guard import broken_law
 from llmlaunch.memory.host import HostNode, host_terms, node_bytes
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import RESIDUAL, Terms, device_bytes, rank_sums, rank_terms
-from llmlaunch.memory.worst import Ranks, WorstRanks, pieces, worst_of
 
 __all__ = ["NOT_MODELLED", "Estimate", "RankEstimate", "estimate", "worst_ranks"]
 

@@ -14,8 +14,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.parameters import count_parameters
-from llmlaunch.memory.activations import kept_activations
-from llmlaunch.memory.batch_masks import loads_batches
+from llmlaunch.memory.activations import kept_activations, loads_batches
 from llmlaunch.memory.effects import Effect, HostBytes, effects_in_use, effects_of, optimizer_on_device
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import saved_by_heads

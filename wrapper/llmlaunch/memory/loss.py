@@ -17,8 +17,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.columns import Size
 from llmlaunch.memory.activations import kept_by_heads
 from llmlaunch.memory.effects import Column, Effect, effects_of, trains_all, trains_head
-from llmlaunch.memory.heads import final_norm_rank, head_rank
-from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns, final_norm_rank, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.schedule import in_flight, last_chunk_in_flight
 from llmlaunch.memory.tokens import STATISTIC_BYTES, hidden_bytes, layer_input, sequence_split, tokens

@@ -17,8 +17,14 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frozen import frozen
-from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer, returned_key_values
-from llmlaunch.memory.batch_masks import arriving_mask, kept_masks
+from llmlaunch.memory.activations import (
+    arriving_mask,
+    kept_activations,
+    kept_embedding,
+    kept_masks,
+    largest_layer,
+    returned_key_values,
+)
 from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.loss import (

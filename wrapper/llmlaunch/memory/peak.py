@@ -19,8 +19,7 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import cut_parameters
 from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES, least_torch_bytes, negative_rows
-from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns, head_rank
 from llmlaunch.memory.loss import logit_piece, table_gradient
 from llmlaunch.memory.moments import HOLES, Moment, MomentTerms, state_terms, transient_terms
 from llmlaunch.memory.states import States, states

@@ -10,8 +10,7 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
 from llmlaunch.memory.answers import once_for_rows
-from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, RankColumns, chunk_ranges
+from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 
 __all__ = ["InFlight", "in_flight", "last_chunk_in_flight"]

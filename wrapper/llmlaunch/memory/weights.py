@@ -22,8 +22,7 @@ from llmlaunch.layers.matrix import Matrix
 from llmlaunch.layers.model import model_of, stream_contraction
 from llmlaunch.memory.answers import once_for_rows
 from llmlaunch.memory.effects import Effect, effects_of, trains_all
-from llmlaunch.memory.heads import final_norm_rank, head_rank
-from llmlaunch.memory.job import Job, RankColumns
+from llmlaunch.memory.job import Job, RankColumns, final_norm_rank, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.models.shape import ModelShape
 

@@ -11,8 +11,7 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.memory.activations import kept_by_kind
 from llmlaunch.memory.answers import once_for_rows
 from llmlaunch.memory.effects import Effect, effects_of, trains_head
-from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, RankColumns, chunk_ranges
+from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.loss import logits_share, logits_split, projection, table_gradient, table_sum
 from llmlaunch.memory.schedule import in_flight

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from llmlaunch.findings import DOUBTFUL, MISSING, NOTE, UNSEEN, Finding, doubtful, missing
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.notices import webhook_host
+from llmlaunch.recipe.sections import webhook_host
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import place_of
 

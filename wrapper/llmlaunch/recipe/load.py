@@ -28,7 +28,7 @@ from llmlaunch.recipe.layout_keys import (
     pins_from,
     techniques_from,
 )
-from llmlaunch.recipe.tracking import tracking_problems, tracking_with_absolute_paths
+from llmlaunch.recipe.sections import tracking_problems, tracking_with_absolute_paths
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import NO_RESTART, SCHEMA, VOCABULARY, Recipe, Restart, recipe_form
 from llmlaunch.rundir.foreign_values import is_whole_number
@@ -36,7 +36,6 @@ from llmlaunch.rundir.values import to_type
 from llmlaunch.user_data import with_home
 
 __all__ = ["load_recipe", "load_written", "recipe_from"]
-
 
 Resolved = TypeVar("Resolved")
 

@@ -31,10 +31,19 @@ from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.frameworks import FRAMEWORKS, FrameworkName, FrameworkTraits
 from llmlaunch.recipe.layout_keys import Pin, layout_form, what_if_form
-from llmlaunch.recipe.memory_policy import IN_USE, NO_CALIBRATION, MemoryPolicy
-from llmlaunch.recipe.node_count import AUTO_NODES, MOST_NODES, NodeCount, NodeRange, Nodes
-from llmlaunch.recipe.notices import Notices
-from llmlaunch.recipe.tracking import NO_TRACKING, Tracking
+from llmlaunch.recipe.sections import (
+    AUTO_NODES,
+    IN_USE,
+    MOST_NODES,
+    NO_CALIBRATION,
+    NO_TRACKING,
+    MemoryPolicy,
+    NodeCount,
+    NodeRange,
+    Nodes,
+    Notices,
+    Tracking,
+)
 from llmlaunch.recipe.training import Training, training_form
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload

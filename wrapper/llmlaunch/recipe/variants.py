@@ -16,7 +16,6 @@ from llmlaunch.rundir.values import counted
 
 __all__ = ["MOST", "variants"]
 
-
 MOST = 1000
 
 

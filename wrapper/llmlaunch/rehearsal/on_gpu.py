@@ -20,7 +20,7 @@ from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.run_files import latest_attempt
 from llmlaunch.planner.plan import Plan
-from llmlaunch.recipe.tracking import NO_TRACKING
+from llmlaunch.recipe.sections import NO_TRACKING
 from llmlaunch.recipe.types import OnBadLoss, OnOom, Recipe
 from llmlaunch.rehearsal.job_alone import JobAlone
 from llmlaunch.rehearsal.ranks import ON_GPU, Omission, RankChoice, RehearsedRank
@@ -35,7 +35,6 @@ from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.rundir.values import to_type
 
 __all__ = ["STEPS", "LoneRank", "lone_rank", "run_alone"]
-
 
 STEPS = 3  # the optimizer's states come with the first, and the allocator settles in the second
 POLL_SECONDS = 0.5

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from llmlaunch.planner.plan import Plan
-from llmlaunch.recipe.notices import receivers
+from llmlaunch.recipe.sections import receivers
 from llmlaunch.recipe.training import default_schedule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.fewer_nodes_text import fewer_nodes_sentences

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MixtureLaunches", "captured_share", "mixture_launches"]
 
-
 MIXTURE_KERNELS = (28.0, 46.0)  # of a mixture forward and backward, its experts' products aside
 BLOCK_KERNELS = (12.0, 24.0)  # of another block in its layer, such as attention, and of the norm before it
 # Of one expert forward and backward: a product for each matrix and gradient. In narrow formats the input of each is

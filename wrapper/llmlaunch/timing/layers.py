@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Collectives", "LayerSeconds", "forward_only", "layer_seconds"]
 
-
 KINDS = (
     "matrix_products",
     "attention",

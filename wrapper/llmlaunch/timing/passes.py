@@ -11,14 +11,15 @@ import numpy as np
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.layers.columns import Size
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job
+from llmlaunch.memory.activations import kept_by_layer
+from llmlaunch.memory.job import Job, without_layers
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import TimeEffect, time_effects, time_effects_in_use
-from llmlaunch.timing.host_transfers import moves_activations, moving_seconds, moving_seconds_of_layers
 from llmlaunch.timing.layers import KINDS, LayerSeconds
-from llmlaunch.timing.network import copied, exposed, pipeline_hop
+from llmlaunch.timing.network import copied, exposed, host_link_bytes_per_second, pipeline_hop
 from llmlaunch.timing.products import SplitColumns, split_of
 from llmlaunch.timing.stages import (
     FullestStage,
@@ -32,7 +33,16 @@ from llmlaunch.timing.stages import (
     stages_in_balance,
 )
 
-__all__ = ["PassSeconds", "fills_and_drains", "pass_seconds", "passes_in_balance", "straggler_share"]
+__all__ = [
+    "PassSeconds",
+    "fills_and_drains",
+    "moves_activations",
+    "moving_seconds",
+    "moving_seconds_of_layers",
+    "pass_seconds",
+    "passes_in_balance",
+    "straggler_share",
+]
 
 
 PIECE = 4096  # layouts worked out together
@@ -328,3 +338,27 @@ def _times(job: Job, at: SplitColumns, m: FloatColumn) -> FloatColumn:
     for effect in time_effects(job, TimeEffect.hiding_times):
         times = effect(at, m, times)
     return times
+
+
+def moves_activations(job: Job, layouts: LayoutColumns) -> bool:
+    """Whether any layout's activations wait in host memory."""
+    return any(moves(job, layouts) for moves in time_effects(job, TimeEffect.moves))
+
+
+def moving_seconds(job: Job, cluster: Cluster, layouts: LayoutColumns, layers: Sequence[Size]) -> FloatColumn:
+    """Return the seconds that one micro-batch's activations of a stage with so many layers of each kind travel to host
+    memory, and again back."""
+    each = moving_seconds_of_layers(job, cluster, layouts, reduce(np.add, layers))
+    return reduce(np.add, (count * seconds for count, seconds in zip(layers, each, strict=True)))
+
+
+def moving_seconds_of_layers(
+    job: Job, cluster: Cluster, layouts: LayoutColumns, layers: Size
+) -> tuple[FloatColumn, ...]:
+    """Return the seconds that one micro-batch's activations of a layer of each kind travel to host memory, on a stage
+    with so many layers."""
+    rows, rate = without_layers(job, layouts), host_link_bytes_per_second(cluster)
+    moved: Sequence[FloatColumn] = [np.zeros_like(kept) for kept in kept_by_layer(job, rows)]
+    for effect in time_effects(job, TimeEffect.moved):
+        moved = effect(job, rows, layers, moved)
+    return tuple(each / rate for each in moved)

@@ -15,8 +15,7 @@ from llmlaunch.layers.columns import Size
 from llmlaunch.layers.matrix import OUTPUTS, Matrix, Part
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.heads import head_rank
-from llmlaunch.memory.job import Job, all_ranks, least
+from llmlaunch.memory.job import Job, all_ranks, head_rank, least
 from llmlaunch.models.sections import Multipliers
 from llmlaunch.timing.effects import TimeEffect, time_effects
 from llmlaunch.timing.exchange import expert_exchange, tensor_pass

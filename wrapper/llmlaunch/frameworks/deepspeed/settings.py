@@ -45,7 +45,7 @@ from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES
 from llmlaunch.frameworks.deepspeed.zero_table import ZERO_SETTINGS
 from llmlaunch.frameworks.flag_classes import FlagGroup
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
-from llmlaunch.recipe.tracking import WandbRun
+from llmlaunch.recipe.sections import WandbRun
 from llmlaunch.recipe.types import Recipe
 
 __all__ = ["DECAYS", "FORMS", "PLANNED", "SETTINGS", "setting_groups", "settings_of"]

@@ -16,7 +16,7 @@ from llmlaunch.frameworks.megatron.flags.row import (
     chosen,
     flag,
 )
-from llmlaunch.recipe.tracking import NO_TRACKING
+from llmlaunch.recipe.sections import NO_TRACKING
 from llmlaunch.recipe.training import default_schedule
 from llmlaunch.recipe.types import Recipe
 
