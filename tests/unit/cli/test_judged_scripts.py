@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -511,38 +509,3 @@ def test_a_mapping_is_warned_of_where_memory_may_depend_on_it(llmlaunch: Command
     arguments = {"model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 1, "max_length": 2048}
     Path("args.json").write_text(json.dumps(arguments | {"bf16": True, "max_steps": 10, key: {"path": "x"}}))
     assert (f"{key}: a mapping" in llmlaunch("check", "args.json", *CLUSTER, code=3).stderr) is warned
-
-
-# --- what starts with it
-
-COUNT = (
-    "import sys; sys.argv = ['llmlaunch', 'check', *sys.argv[1:]]\n"
-    "from llmlaunch.cli.main import main\n"
-    "try: main()\n"
-    "except SystemExit as end: assert end.code == 0, end.code\n"
-    "print(*sorted(name for name in sys.modules if name.startswith('llmlaunch.')), file=sys.stderr)"
-)
-
-
-def modules_of(*words: str) -> set[str]:
-    """Return our modules that `check` imports, in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", COUNT, *words], capture_output=True, text=True, check=True)
-    return set(done.stderr.splitlines()[-1].split())
-
-
-MOST_MODULES = 40
-
-
-@pytest.mark.parametrize("kind", ["Megatron", "Hugging Face"])
-def test_a_script_imports_few_modules_beyond_those_of_a_recipe(llmlaunch: CommandLine, kind: str) -> None:
-    name = megatron(TRAINS, "") if kind == "Megatron" else hugging_face(STAGE_3)
-    llmlaunch("init", "--from", name, *CLUSTER, "-o", "recipe.yaml")
-    more = modules_of(name, *CLUSTER) - modules_of("recipe.yaml")
-    # a shape that names no family is shown to each: some thirty small files, imported in a few milliseconds
-    more = {module for module in more if not module.startswith("llmlaunch.families.")}
-    assert len(more) <= MOST_MODULES, sorted(more)
-
-
-def test_a_recipe_imports_nothing_that_reads_scripts() -> None:
-    rooms = {name.split(".")[1] for name in modules_of(str(asset("recipes", "llama3-8b.yaml")))}
-    assert not rooms & {"command_lines", "imports"}

@@ -97,6 +97,10 @@ def test_the_family_follows_from_what_only_it_has(changes: dict[str, Any], famil
     assert family in family_names()
 
 
+def test_a_shape_without_a_mark_has_the_family_that_all_of_them_would_give_it() -> None:
+    assert inline().family == family_of(inline())
+
+
 def test_a_base_keeps_its_family_while_only_its_size_is_changed() -> None:
     mixtral = find_model({"base": "mixtral-8x7b", "num_layers": 2})
     assert mixtral.family == "mixtral"

@@ -48,7 +48,6 @@ MEMORY = (
 )
 TECHNIQUES = tuple(sorted(module.name for module in iter_modules(effects.__path__)))
 LAYERS = (
-    "adapters",
     "attention",
     "block",
     "columns",

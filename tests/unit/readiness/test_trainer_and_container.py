@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from job_files import checkout, readiness, write
 
-from llmlaunch.readiness.interpreters import local_interpreter_findings
+from llmlaunch.readiness.trainer_files import local_interpreter_findings
 from llmlaunch.recipe.load import load_recipe
 from support.recipes import recipe_text
 

@@ -265,8 +265,8 @@ class PlannedRun:
 
     @property
     def _missing_here(self) -> tuple[str, ...]:
-        from llmlaunch.readiness.interpreters import local_interpreter_findings
         from llmlaunch.readiness.readiness import in_sentences
+        from llmlaunch.readiness.trainer_files import local_interpreter_findings
 
         return in_sentences(self.recipe, local_interpreter_findings(self.recipe, os.environ)).missing
 

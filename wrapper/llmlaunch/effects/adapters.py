@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmlaunch.columns import FloatColumn
-from llmlaunch.layers.adapters import adapted, fused_adapted, fused_names
 from llmlaunch.layers.block import Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Branch
-from llmlaunch.layers.matrix import Matrix
+from llmlaunch.layers.matrix import Matrix, adapted, fused_adapted, fused_names
 from llmlaunch.layers.model import model_of
 from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns, head_rank

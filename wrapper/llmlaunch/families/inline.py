@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.families.form import PARTS
 from llmlaunch.families.presets import shape_of
-from llmlaunch.families.registry import all_families, family_of
 from llmlaunch.models.checks import check_shape
 from llmlaunch.models.sections import required_keys
 from llmlaunch.models.shape import MARKS, ModelShape
@@ -26,6 +25,8 @@ def with_dense_layers(shape: ModelShape) -> tuple[ModelShape, tuple[str, ...]]:
 
     if shape.moe is None or "moe.layer_pattern" not in unsaid(replace(shape, mtp_num_layers=0)):
         return shape, ()
+    from llmlaunch.families.registry import all_families
+
     changes = {name: family.plain_mixture for name, family in all_families() if family.plain_mixture is not None}
     for name, change in changes.items():
         built = replace(shape, family=name, **change)
@@ -85,7 +86,16 @@ def complete_shape(
         values.pop("family", None)
     values["name"] = f"{base} changed" if base else "inline"
     shape = shape_of(values)
-    return check_shape(shape if values.get("family") is not None else replace(shape, family=family_of(shape)))
+    if values.get("family") is None and not _is_plain(shape):
+        from llmlaunch.families.registry import family_of
+
+        shape = replace(shape, family=family_of(shape))
+    return check_shape(shape)
+
+
+def _is_plain(shape: ModelShape) -> bool:
+    """Whether a shape has no mark of a family, so that it is taken for the default one without asking all of them."""
+    return all(getattr(shape, item.name) == item.default for item in fields(ModelShape) if item.name in MARKS)
 
 
 def _part(name: str, below: Mapping[str, Any] | None, written: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,21 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, stream_bytes
+from llmlaunch.layers.block import (
+    FP32_BYTES,
+    Amounts,
+    Behind,
+    Block,
+    BlockWork,
+    ContextTraffic,
+    Saved,
+    Tensors,
+    causal_mean,
+    stream_bytes,
+)
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
-from llmlaunch.layers.work import Amounts, BlockWork, ContextTraffic, causal_mean
 
 __all__ = ["ATTENTION_BACKWARD", "Attention", "SoftmaxAttention", "Window"]
 

@@ -6,6 +6,7 @@ ZeRO 3 gathers, and the operations of a token all come from these lists.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -13,8 +14,9 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.techniques.requests import FUSED_MODULES, Adapters
 
-__all__ = ["INPUTS", "NEITHER", "OUTPUTS", "Matrix", "Part", "Vector"]
+__all__ = ["INPUTS", "NEITHER", "OUTPUTS", "Matrix", "Part", "Vector", "adapted", "fused_adapted", "fused_names"]
 
 INPUTS, OUTPUTS, NEITHER = "inputs", "outputs", "neither"  # the side of a matrix that tensor parallelism divides
 
@@ -124,3 +126,23 @@ class Vector:
     def on_ranks(self, tensor: Size) -> Size:
         """Return the parameters that one of `tensor` ranks has."""
         return Part("", self.size, self.units).on_device(tensor) if self.divided else self.size
+
+
+def adapted(matrices: Sequence[Matrix], adapters: Adapters) -> list[tuple[Matrix, float]]:
+    """Return the linear layers that have an adapter, as Hugging Face's models have them: the matrix of each, and
+    the columns of that matrix that are its part."""
+    targets = adapters.targets
+    return [(matrix, part.columns) for matrix in matrices for part in matrix.parts if part.name in targets]
+
+
+def fused_adapted(matrices: Sequence[Matrix], adapters: Adapters) -> list[Matrix]:
+    """Return the linear layers of Megatron core that have an adapter (megatron/bridge/peft/lora.py LoRA,
+    Megatron-Bridge 0.6)."""
+    names = fused_names(adapters)
+    return [matrix for matrix in matrices if matrix.fused in names]
+
+
+def fused_names(adapters: Adapters) -> frozenset[str]:
+    """Return the linear layers of Megatron core whose parts all have an adapter; not every MLP has a gate."""
+    targets = adapters.targets
+    return frozenset(name for name, parts in FUSED_MODULES.items() if {*parts} - {"gate_proj"} <= targets)

@@ -11,10 +11,9 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import ByPass, MemoryFacts
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.adapters import fused_adapted
 from llmlaunch.layers.block import MLP_SHARE, AdapterGroup, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
-from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part
+from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, fused_adapted
 from llmlaunch.layers.modules import NO_PARAMETERS, Module, ModuleStyle, container, linear_modules
 
 __all__ = ["Mlp", "inputs_kept", "mlp_backward", "mlp_matrices", "mlp_modules", "projected_bytes"]

@@ -57,7 +57,6 @@ from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.techniques.switches import FULL_ITERATION
 from llmlaunch.timing.arithmetic import utilisation
-from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.step import StepTime, step_time
 from llmlaunch.units import GB, GIB, duration
@@ -354,6 +353,8 @@ def _switches_note(setting: Setting, job: Job, layout: Layout) -> tuple[str, ...
     """Return one sentence where nobody has published a run of a mixture with these switches together on such a card."""
     if job.shape.moe is None:
         return ()
+    from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
+
     switches = exchange_switches(setting.cluster, layout, job.techniques)
     if switches.all_off or switches in MEASURED_SWITCHES:
         return ()

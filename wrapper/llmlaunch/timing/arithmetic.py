@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.adapters import adapted
 from llmlaunch.layers.attention import ATTENTION_BACKWARD
 from llmlaunch.layers.layer import Layer
+from llmlaunch.layers.matrix import adapted
 from llmlaunch.layers.model import Model, model_of
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape

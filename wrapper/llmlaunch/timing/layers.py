@@ -11,10 +11,10 @@ import numpy as np
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.adapters import adapted
 from llmlaunch.layers.block import MLP_SHARE
 from llmlaunch.layers.columns import LayerColumns
 from llmlaunch.layers.layer import Layer
+from llmlaunch.layers.matrix import adapted
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.constants import constant

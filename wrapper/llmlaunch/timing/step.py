@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.adapters import adapted
+from llmlaunch.layers.matrix import adapted
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.candidates import candidate_ranks
