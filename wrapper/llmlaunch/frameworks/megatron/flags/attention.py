@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmlaunch.frameworks.argument import number
 from llmlaunch.frameworks.megatron.flags.row import (
     PARSED,
     Explained,
@@ -33,7 +32,6 @@ __all__ = [
     "windowed",
 ]
 
-MODEL = "model"  # the section of Bridge
 SCALING = "model.rope_scaling"
 DELTA_NETS, SPARSE = "gated_delta_net", "dsa"
 VARIANTS = (DELTA_NETS, SPARSE)  # of --experimental-attention-variant that recipes describe
@@ -136,15 +134,12 @@ POSITION_FLAGS: tuple[Flag, ...] = (
     flag(
         "--position-embedding-type",
         "model.position_embedding",
-        MODEL,
         write=_kind,
         reads={"model.position_embedding": _position_embedding, f"{SCALING}.kind": _scaling_kind},
     ),
     flag(
         "--rotary-base",
         "model.rotary_base",
-        MODEL,
-        form=number,
         when=_rotates,
         read=lambda space: (
             float(space["rotary_base"]) if _rotary(space) and space.get("rotary_base") not in (None, 10000) else None
@@ -153,14 +148,12 @@ POSITION_FLAGS: tuple[Flag, ...] = (
     flag(
         "--rope-type",
         f"{SCALING}.kind",
-        MODEL,
         write=_latent_type,
         reads={},
         when=lambda job: _rotates(job) and _is_latent(job),
     ),
     chosen(
         "--no-rope-fusion",
-        bridge=MODEL,
         why="its fused kernel is for yarn alone",
         when=lambda job: _rotates(job) and _is_latent(job) and job.shape.rope_scaling is None,
         added="the fused kernel of latent attention is for yarn alone",
@@ -169,8 +162,6 @@ POSITION_FLAGS: tuple[Flag, ...] = (
     flag(
         "--rotary-percent",
         "model.rotary_percent",
-        MODEL,
-        form=number,
         when=lambda job: _rotates(job) and not _is_latent(job) and job.shape.rotary_percent != 1.0,
         read=lambda space: (
             space["rotary_percent"]
@@ -182,7 +173,6 @@ POSITION_FLAGS: tuple[Flag, ...] = (
         "--rotary-seq-len-interpolation-factor",
         f"{SCALING}.factor",
         (("model.seq_len_interpolation_factor", PARSED),),
-        form=number,
         when=_scaled_by("linear"),
         read=lambda space: (
             float(space["rotary_seq_len_interpolation_factor"]) if _scaling_kind(space) == "linear" else None
@@ -200,31 +190,20 @@ POSITION_FLAGS: tuple[Flag, ...] = (
         "--rope-scaling-factor",
         f"{SCALING}.factor",
         (("model.rope_scaling_factor", PARSED),),
-        form=number,
         when=_scaled_by("llama3"),
         read=lambda space: float(space.get("rope_scaling_factor") or 8.0) if _scaling_kind(space) == "llama3" else None,
     ),
     flag(
         "--rotary-scaling-factor",
         f"{SCALING}.factor",
-        MODEL,
-        form=number,
         when=_stretched,
         read=lambda space: float(space.get("rotary_scaling_factor") or 1.0) if _yarn(space) else None,
     ),
-    flag("--mscale", f"{SCALING}.mscale", MODEL, form=number, when=_weighed, read=_weight("mscale")),
-    flag(
-        "--mscale-all-dim",
-        f"{SCALING}.mscale_all_dim",
-        MODEL,
-        form=number,
-        when=_weighed,
-        read=_weight("mscale_all_dim"),
-    ),
+    flag("--mscale", f"{SCALING}.mscale", when=_weighed, read=_weight("mscale")),
+    flag("--mscale-all-dim", f"{SCALING}.mscale_all_dim", when=_weighed, read=_weight("mscale_all_dim")),
     flag(
         "--yarn-original-max-position-embeddings",
         f"{SCALING}.original_max_position_embeddings",
-        MODEL,
         when=_scaled_by("yarn"),
         read=_before,
         since=SinceThen(
@@ -241,16 +220,15 @@ POSITION_FLAGS: tuple[Flag, ...] = (
     alias("--use-rotary-position-embeddings", "model.position_embedding"),
     *within(
         _plain_yarn,
-        flag("--yarn-beta-fast", f"{SCALING}.beta_fast", MODEL, form=number, when=_scaled_by("yarn")),
-        flag("--yarn-beta-slow", f"{SCALING}.beta_slow", MODEL, form=number, when=_scaled_by("yarn")),
+        flag("--yarn-beta-fast", f"{SCALING}.beta_fast"),
+        flag("--yarn-beta-slow", f"{SCALING}.beta_slow"),
         flag(
             "--no-yarn-correction-range-round-to-int",
             f"{SCALING}.truncate",
-            MODEL,
             form=lambda truncate: not truncate,
-            when=_scaled_by("yarn"),
             read=lambda space: False if space.get("yarn_correction_range_round_to_int") is False else None,
         ),
+        when=_scaled_by("yarn"),
     ),
 )
 
@@ -266,15 +244,15 @@ def _groups(space: Space) -> object:
 
 HEAD_FLAGS: tuple[Flag, ...] = (
     flag("--group-query-attention", "model.num_query_groups", (), write=lambda job: True, when=_grouped, reads={}),
-    flag("--num-query-groups", "model.num_query_groups", MODEL, when=_grouped, read=_groups),
-    flag("--multi-latent-attention", "model.mla", MODEL, write=_is_latent, reads={}),
+    flag("--num-query-groups", "model.num_query_groups", when=_grouped, read=_groups),
+    flag("--multi-latent-attention", "model.mla", write=_is_latent, reads={}),
     *within(
         _latent,
-        flag("--q-lora-rank", "model.mla.q_lora_rank", MODEL),
-        flag("--kv-lora-rank", "model.mla.kv_lora_rank", MODEL),
-        flag("--qk-head-dim", "model.mla.qk_head_dim", MODEL),
-        flag("--qk-pos-emb-head-dim", "model.mla.qk_pos_emb_head_dim", MODEL),
-        flag("--v-head-dim", "model.mla.v_head_dim", MODEL),
+        flag("--q-lora-rank", "model.mla.q_lora_rank"),
+        flag("--kv-lora-rank", "model.mla.kv_lora_rank"),
+        flag("--qk-head-dim", "model.mla.qk_head_dim"),
+        flag("--qk-pos-emb-head-dim", "model.mla.qk_pos_emb_head_dim"),
+        flag("--v-head-dim", "model.mla.v_head_dim"),
     ),
 )
 
@@ -293,26 +271,26 @@ INDEXER_SIZES = {
 # DeepSeek's sparse attention, with NVIDIA's kernels: without any, core 0.19 keeps scores of all keys.
 INDEXER_FLAGS: tuple[Flag, ...] = within(
     lambda space: space.get(VARIANT) == SPARSE,
-    chosen("--experimental-attention-variant", SPARSE, MODEL, keys="model.indexer", when=_is_indexed),
-    *(flag(name, key, keeps_default=True) for name, key in INDEXER_SIZES.items()),
-    flag("--dsa-indexer-rope-interleaved", "model.indexer.interleaved"),
-    chosen("--dsa-indexer-k-norm-epsilon", "1e-06", why="its norm has an epsilon of its own", when=_is_indexed),
+    chosen("--experimental-attention-variant", SPARSE, keys="model.indexer"),
+    *(flag(name, key, keeps_default=True, bridge=None) for name, key in INDEXER_SIZES.items()),
+    flag("--dsa-indexer-rope-interleaved", "model.indexer.interleaved", bridge=None),
+    chosen("--dsa-indexer-k-norm-epsilon", "1e-06", why="its norm has an epsilon of its own", bridge=None),
     chosen(
         "--no-dsa-indexer-rotate-activation",
         why="it is orthogonal and changes no score, and would want a package of its own",
-        when=_is_indexed,
+        bridge=None,
     ),
-    flag("--dsa-indexer-loss-coeff", "model.indexer.loss_coeff", form=number),
-    chosen("--dsa-indexer-use-sparse-loss", why="over the chosen keys, as attention is", when=_is_indexed),
-    chosen("--dsa-kernel-backend", SPARSE_KERNELS, why="the kernels of FlashMLA and cuDNN", when=_is_indexed),
+    flag("--dsa-indexer-loss-coeff", "model.indexer.loss_coeff", bridge=None),
+    chosen("--dsa-indexer-use-sparse-loss", why="over the chosen keys, as attention is", bridge=None),
+    chosen("--dsa-kernel-backend", SPARSE_KERNELS, why="the kernels of FlashMLA and cuDNN", bridge=None),
     chosen(
         "--no-rope-fusion",
-        bridge=MODEL,
         keys="model.indexer",
         why="no fused rotation goes before sparse attention",
-        when=lambda job: _is_indexed(job) and job.shape.rope_scaling is not None,
+        when=lambda job: job.shape.rope_scaling is not None,
         subject="fusions and kernels",
     ),
+    when=_is_indexed,
 )
 
 
@@ -336,19 +314,16 @@ WINDOW_FLAGS: tuple[Flag, ...] = within(
     flag(
         "--window-size",
         "model.sliding_window.tokens",
-        MODEL,
         form=lambda tokens: f"{tokens - 1},0",
-        when=_has_window,
         read=lambda space: space["window_size"][0] + 1,
     ),
     flag(
         "--window-attn-skip-freq",
         "model.sliding_window.full_every",
-        MODEL,
         form=lambda every: every or None,
-        when=_has_window,
         read=lambda space: whole_number_in(str(space.get("window_attn_skip_freq"))) or None,
     ),
+    when=_has_window,
 )
 
 
@@ -385,15 +360,13 @@ def _linear_layers(job: PlannedJob) -> object:
 
 DELTA_FLAGS: tuple[Flag, ...] = within(
     lambda space: space.get(VARIANT) == DELTA_NETS,
-    chosen("--experimental-attention-variant", DELTA_NETS, MODEL, keys="model.linear_attention", when=_is_linear),
-    flag(
-        "--linear-attention-freq", "model.linear_attention.full_every", MODEL, write=_linear_layers, read=linear_period
-    ),
-    flag("--linear-num-key-heads", "model.linear_attention.num_key_heads", MODEL, keeps_default=True),
-    flag("--linear-num-value-heads", "model.linear_attention.num_value_heads", MODEL, keeps_default=True),
-    flag("--linear-key-head-dim", "model.linear_attention.key_head_dim", MODEL, keeps_default=True),
-    flag("--linear-value-head-dim", "model.linear_attention.value_head_dim", MODEL, keeps_default=True),
-    flag("--linear-conv-kernel-dim", "model.linear_attention.conv_kernel", MODEL, keeps_default=True),
+    chosen("--experimental-attention-variant", DELTA_NETS, keys="model.linear_attention", when=_is_linear),
+    flag("--linear-attention-freq", "model.linear_attention.full_every", write=_linear_layers, read=linear_period),
+    flag("--linear-num-key-heads", "model.linear_attention.num_key_heads", keeps_default=True),
+    flag("--linear-num-value-heads", "model.linear_attention.num_value_heads", keeps_default=True),
+    flag("--linear-key-head-dim", "model.linear_attention.key_head_dim", keeps_default=True),
+    flag("--linear-value-head-dim", "model.linear_attention.value_head_dim", keeps_default=True),
+    flag("--linear-conv-kernel-dim", "model.linear_attention.conv_kernel", keeps_default=True),
 )
 
 ATTENTION_FLAGS: tuple[Flag, ...] = (
@@ -404,9 +377,8 @@ ATTENTION_FLAGS: tuple[Flag, ...] = (
     flag(
         "--softmax-type",
         "model.attention_sinks",
-        MODEL,
         write=lambda job: "learnable" if job.shape.attention_sinks else None,
         read=lambda space: True if space.get("softmax_type") == "learnable" else None,
     ),
-    flag("--attention-output-gate", "model.attention_gate", MODEL),
+    flag("--attention-output-gate", "model.attention_gate"),
 )

@@ -87,13 +87,7 @@ DATA_ROWS: tuple[Flag, ...] = (
         added="fused attention is causal by itself",
         subject="attention masks",
     ),
-    flag(
-        "--mock-data",
-        "data.mock",
-        (("dataset.kind", "mock"),),
-        read=lambda space: True if space.get("mock_data") else None,
-        decides=True,
-    ),
+    flag("--mock-data", "data.mock", (("dataset.kind", "mock"),), decides=True),
     flag(
         "--train-data-path",
         "data.path",
@@ -311,7 +305,7 @@ CHECKPOINT_FLAGS: tuple[Flag, ...] = (
         when=_saves,
         reads={},
         why="a job that comes back goes on from its last checkpoint",
-        added="a job that comes back goes on from its last checkpoint",
+        added=True,
         unread="a job goes on from where it saves; training.start_from names other weights to begin with",
     ),
     flag(
@@ -327,7 +321,7 @@ CHECKPOINT_FLAGS: tuple[Flag, ...] = (
         keys="restart",
         why="saves and ends when it is told to",
         when=_saves,
-        added="saves and ends when it is told to",
+        added=True,
         subject="end of the job and of its waiting",
     ),
     flag(
@@ -336,6 +330,7 @@ CHECKPOINT_FLAGS: tuple[Flag, ...] = (
         write=_often,
         read=_read_often,
         subject="checkpoints of which the newest alone stays",
+        bridge=None,
     ),
     chosen(
         "--non-persistent-ckpt-type",
@@ -344,6 +339,7 @@ CHECKPOINT_FLAGS: tuple[Flag, ...] = (
         why="in the checkpoint folder, for every node",
         when=lambda job: _often(job) is not None,
         subject="checkpoints of which the newest alone stays",
+        bridge=None,
     ),
     flag(
         "--async-save",

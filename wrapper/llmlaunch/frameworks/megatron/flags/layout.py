@@ -7,6 +7,7 @@ from functools import partial
 from llmlaunch.frameworks.megatron.flags.model import PATTERN_FLAGS
 from llmlaunch.frameworks.megatron.flags.row import (
     HEADS,
+    MODEL,
     PARSED,
     STAGES,
     Explained,
@@ -40,14 +41,15 @@ from llmlaunch.frameworks.megatron.sharding import (
 
 __all__ = ["LAYOUT_FLAGS"]
 
-MODEL, ADAM, DDP = "model", "optimizer", "ddp"  # sections of Bridge
+ADAM, DDP = "optimizer", "ddp"  # sections of Bridge
 SPLIT, STAGE = "layout.layers_by_stage", "layout.zero_stage"
 HIDES = "hides communication"
+OF_SPLIT = "split of the job"
 SHARDING_STAGES = {strategy: stage for stage, strategy in STRATEGIES.items()}
 
 
-def _size(name: str, key: str, bridge: str = MODEL) -> Flag:
-    return flag(name, key, bridge, read=lambda space: space.get(dest_of(name)) or 1)
+def _size(name: str, key: str) -> Flag:
+    return flag(name, key, read=lambda space: space.get(dest_of(name)) or 1, subject=OF_SPLIT)
 
 
 def _stages(name: str, job: PlannedJob) -> object:
@@ -61,7 +63,7 @@ def _stages(name: str, job: PlannedJob) -> object:
 
 def _stage_flag(name: str, field: str | None = None) -> Flag:
     bridge = MODEL if field is None else ((f"{MODEL}.{field}", PARSED),)
-    return flag(name, SPLIT, bridge, write=partial(_stages, name), reads={}, decides=SPLIT)
+    return flag(name, SPLIT, bridge, write=partial(_stages, name), reads={})
 
 
 STAGE_ROWS: tuple[Flag, ...] = (
@@ -71,19 +73,11 @@ STAGE_ROWS: tuple[Flag, ...] = (
         ((f"{MODEL}.num_layers_in_first_pipeline_stage", PARSED),),
         write=partial(_stages, FIRST),
         read=lambda space: list(space[STAGES]) or "even",
-        decides=SPLIT,
     ),
     _stage_flag(LAST, "num_layers_in_last_pipeline_stage"),
     _stage_flag(EMBEDDING),
     _stage_flag(LOSS),
-    flag(
-        WRITTEN,
-        SPLIT,
-        MODEL,
-        write=partial(_stages, WRITTEN),
-        reads={"layout.mtp_stage": lambda space: space.get(HEADS)},
-        decides=SPLIT,
-    ),
+    flag(WRITTEN, SPLIT, write=partial(_stages, WRITTEN), reads={"layout.mtp_stage": lambda space: space.get(HEADS)}),
     flag(
         CHUNKS,
         "layout.virtual_pipeline",
@@ -124,12 +118,12 @@ def _has_experts(space: Space) -> bool:
 
 def _expert(name: str, key: str, why: str = "") -> Flag:
     size = within(_has_experts, _size(name, key))[0]
-    return flag(name, key, MODEL, when=lambda job: job.shape.moe is not None, reads=size.reads, why=why, decides=True)
+    return flag(name, key, when=lambda job: job.shape.moe is not None, reads=size.reads, why=why, decides=True)
 
 
 GROUP_ROWS: tuple[Flag, ...] = (
     _size("--tensor-model-parallel-size", "layout.tensor"),
-    alias("--model-parallel-size", "layout.tensor"),
+    alias("--model-parallel-size", "layout.tensor", subject=OF_SPLIT),
     _size("--pipeline-model-parallel-size", "layout.pipeline"),
     _size("--context-parallel-size", "layout.context"),
     *STAGE_ROWS,
@@ -137,14 +131,12 @@ GROUP_ROWS: tuple[Flag, ...] = (
     flag(
         "--sequence-parallel",
         "layout.sequence_parallel",
-        MODEL,
         form=bool,
         read=lambda space: bool(space.get("sequence_parallel")),
-        decides=True,
     ),
     _expert("--expert-model-parallel-size", "layout.expert"),
     _expert("--expert-tensor-parallel-size", "layout.expert_tensor", "its default is the tensor parallel size, not 1"),
-    flag("--use-distributed-optimizer", STAGE, OPTIMIZER_FIELDS, write=_distributed, read=_zero_stage, decides=STAGE),
+    flag("--use-distributed-optimizer", STAGE, OPTIMIZER_FIELDS, write=_distributed, read=_zero_stage),
     chosen(
         "--overlap-grad-reduce",
         bridge=((f"{DDP}.overlap_grad_reduce", True),),
@@ -174,9 +166,8 @@ SHARDING_ROWS: tuple[Flag, ...] = (
         (("dist.use_megatron_fsdp", True), (f"{DDP}.use_megatron_fsdp", True)),
         write=_sharded,
         reads={},
-        decides=STAGE,
     ),
-    flag("--data-parallel-sharding-strategy", STAGE, DDP, form=STRATEGIES.get, when=_sharded, reads={}, decides=STAGE),
+    flag("--data-parallel-sharding-strategy", STAGE, DDP, form=STRATEGIES.get, when=_sharded, reads={}),
     chosen(
         "--use-distributed-optimizer",
         bridge=OPTIMIZER_FIELDS,
@@ -184,8 +175,22 @@ SHARDING_ROWS: tuple[Flag, ...] = (
         why="Megatron-FSDP switches it on anyway",
         when=_sharded,
     ),
-    chosen("--overlap-grad-reduce", keys=STAGE, why=HIDES, when=_sharded, subject="buckets and order of gradients"),
-    chosen("--overlap-param-gather", keys=STAGE, why=HIDES, when=_sharded, subject="buckets and order of gradients"),
+    chosen(
+        "--overlap-grad-reduce",
+        keys=STAGE,
+        why=HIDES,
+        when=_sharded,
+        subject="buckets and order of gradients",
+        bridge=None,
+    ),
+    chosen(
+        "--overlap-param-gather",
+        keys=STAGE,
+        why=HIDES,
+        when=_sharded,
+        subject="buckets and order of gradients",
+        bridge=None,
+    ),
     chosen(
         "--megatron-fsdp-main-grads-dtype",
         lambda job: gradient_format(job.recipe),
@@ -206,7 +211,6 @@ SHARDING_ROWS: tuple[Flag, ...] = (
     ),
     chosen(
         "--no-gradient-accumulation-fusion",
-        bridge=MODEL,
         keys=STAGE,
         why="fused, it needs Transformer Engine 2.10",
         when=_sharded,
@@ -215,14 +219,13 @@ SHARDING_ROWS: tuple[Flag, ...] = (
     ),
     chosen(
         "--init-model-with-meta-device",
-        bridge=MODEL,
         keys=STAGE,
         why="no device ever holds the whole model",
         when=lambda job: _sharded(job) and made_in_shards(job.shape),
-        added="no device ever holds the whole model",
+        added=True,
         subject="Megatron-FSDP",
     ),
-    alias("--use-torch-fsdp2", STAGE, decides=STAGE),
+    alias("--use-torch-fsdp2", STAGE),
 )
 
 LAYOUT_FLAGS: tuple[Flag, ...] = (*GROUP_ROWS, *SHARDING_ROWS)

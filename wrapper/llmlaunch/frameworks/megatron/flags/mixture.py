@@ -22,7 +22,6 @@ from llmlaunch.models.shape import SQUARED
 
 __all__ = ["DISPATCH_LIBRARY", "MIXTURE_FLAGS", "one_of"]
 
-MODEL = "model"  # the section of Bridge
 ROUTER = "model.moe.router"
 ROWS, STASH = "layout.expert_rank_capacity_factor", "layout.paged_stash"
 DISPATCH_LIBRARY = "moe_flex_dispatcher_backend"
@@ -76,39 +75,17 @@ def _hybrid_library(space: Space) -> bool:
 
 
 DISPATCH_FLAGS: tuple[Flag, ...] = (
-    flag(
-        "--moe-token-dispatcher-type",
-        "layout.token_dispatcher",
-        MODEL,
-        write=_dispatcher,
-        when=_is_mixture,
-        read=_sent_by,
-        decides=True,
-    ),
+    flag("--moe-token-dispatcher-type", "layout.token_dispatcher", write=_dispatcher, read=_sent_by),
     flag(
         "--moe-flex-dispatcher-backend",
         "layout.flex_backend",
-        MODEL,
         write=_library,
-        when=_is_mixture,
         read=lambda space: space[DISPATCH_LIBRARY] if _hybrid_library(space) else None,
         unsaid=lambda values: not {*values} <= KNOWN_LIBRARIES,
         subject="library that dispatches tokens",
     ),
-    chosen(
-        "--moe-router-dtype",
-        _score_format,
-        MODEL,
-        why="many experts want fp32 scores",
-        added="many experts want fp32 scores",
-    ),
-    chosen(
-        "--moe-grouped-gemm",
-        bridge=MODEL,
-        why="all experts of a rank in one kernel",
-        when=_grouped,
-        added="all experts of a rank in one kernel",
-    ),
+    chosen("--moe-router-dtype", _score_format, why="many experts want fp32 scores", added=True),
+    chosen("--moe-grouped-gemm", why="all experts of a rank in one kernel", when=_grouped, added=True),
 )
 
 
@@ -125,22 +102,19 @@ def _pages(space: Space) -> bool:
 
 
 def _has_rows(job: PlannedJob) -> bool:
-    return _is_mixture(job) and job.techniques.expert_rank_capacity_factor is not None
+    return job.techniques.expert_rank_capacity_factor is not None
 
 
 def _has_stash(job: PlannedJob) -> bool:
-    return _is_mixture(job) and job.techniques.paged_stash is not None
+    return job.techniques.paged_stash is not None
 
 
 FIXED_ROW_FLAGS: tuple[Flag, ...] = (
     flag(
         "--moe-expert-rank-capacity-factor",
         ROWS,
-        MODEL,
-        form=number,
         when=_has_rows,
         read=lambda space: space["moe_expert_rank_capacity_factor"] if _fixed(space) else None,
-        decides=True,
         since=SinceThen(
             "fixed-rows-since-0.19",
             lambda recipe: recipe.techniques.expert_rank_capacity_factor is not None,
@@ -149,7 +123,6 @@ FIXED_ROW_FLAGS: tuple[Flag, ...] = (
     ),
     chosen(
         "--use-transformer-engine-op-fuser",
-        bridge=MODEL,
         keys=ROWS,
         why="all experts of a device are one kernel",
         when=_has_rows,
@@ -158,41 +131,18 @@ FIXED_ROW_FLAGS: tuple[Flag, ...] = (
     chosen(
         "--moe-mlp-glu-interleave-size",
         INTERLEAVED,
-        MODEL,
         keys=ROWS,
         why="as that kernel wants gate and up",
         when=_has_rows,
         subject="fusions and kernels",
     ),
-    flag("--moe-paged-stash", STASH, MODEL, write=lambda job: True, when=_has_stash, reads={}, decides=True),
+    flag("--moe-paged-stash", STASH, write=lambda job: True, when=_has_stash, reads={}),
     *within(
         _pages,
-        flag(
-            "--moe-paged-stash-page-size",
-            f"{STASH}.page_size",
-            MODEL,
-            when=_has_stash,
-            read=lambda space: space["moe_paged_stash_page_size"],
-            decides=STASH,
-        ),
-        flag(
-            "--moe-paged-stash-buffer-size-factor-cuda",
-            f"{STASH}.device_factor",
-            MODEL,
-            form=number,
-            when=_has_stash,
-            read=lambda space: space["moe_paged_stash_buffer_size_factor_cuda"],
-            decides=STASH,
-        ),
-        flag(
-            "--moe-paged-stash-buffer-size-factor-cpu",
-            f"{STASH}.host_factor",
-            MODEL,
-            form=number,
-            when=_has_stash,
-            read=lambda space: space["moe_paged_stash_buffer_size_factor_cpu"],
-            decides=STASH,
-        ),
+        flag("--moe-paged-stash-page-size", f"{STASH}.page_size", keeps_default=True, decides=STASH),
+        flag("--moe-paged-stash-buffer-size-factor-cuda", f"{STASH}.device_factor", keeps_default=True, decides=STASH),
+        flag("--moe-paged-stash-buffer-size-factor-cpu", f"{STASH}.host_factor", keeps_default=True, decides=STASH),
+        when=_has_stash,
     ),
 )
 
@@ -250,9 +200,7 @@ ROUTER_FLAGS: tuple[Flag, ...] = (
     flag(
         "--moe-router-score-function",
         f"{ROUTER}.score_function",
-        MODEL,
         write=_score_function,
-        when=_is_mixture,
         read=lambda space: (
             space["moe_router_score_function"] if space.get("moe_router_score_function") in OTHER_SCORES else None
         ),
@@ -260,27 +208,20 @@ ROUTER_FLAGS: tuple[Flag, ...] = (
     flag(
         "--moe-router-pre-softmax",
         f"{ROUTER}.normalize_topk",
-        MODEL,
         write=_scores_first,
         read=_read_scores_first,
         added="one score that sums to 1 would teach the router nothing",
     ),
-    flag(
-        "--moe-router-num-groups",
-        f"{ROUTER}.groups",
-        MODEL,
-        read=lambda space: space.get("moe_router_num_groups") or None,
-    ),
-    flag("--moe-router-group-topk", f"{ROUTER}.group_topk", MODEL, read=_group_topk),
+    flag("--moe-router-num-groups", f"{ROUTER}.groups", read=lambda space: space.get("moe_router_num_groups") or None),
+    flag("--moe-router-group-topk", f"{ROUTER}.group_topk", read=_group_topk),
     flag(
         "--moe-router-topk-scaling-factor",
         f"{ROUTER}.scaling_factor",
-        MODEL,
         form=lambda factor: number(factor) if factor != 1.0 else None,
         read=_scaling,
     ),
-    flag("--moe-apply-probs-on-input", f"{ROUTER}.weighted_inputs", MODEL, subject="experts that are not priced"),
-    flag("--moe-router-enable-expert-bias", f"{ROUTER}.expert_bias", MODEL),
+    flag("--moe-apply-probs-on-input", f"{ROUTER}.weighted_inputs", subject="experts that are not priced"),
+    flag("--moe-router-enable-expert-bias", f"{ROUTER}.expert_bias"),
     flag(
         "--moe-router-load-balancing-type",
         f"{ROUTER}.balancing",
@@ -292,7 +233,6 @@ ROUTER_FLAGS: tuple[Flag, ...] = (
         "--moe-aux-loss-coeff",
         f"{ROUTER}.aux_loss_coeff",
         (("model.moe_aux_loss_coeff", one_of),),
-        form=number,
         when=_balanced,
         read=_coefficient,
     ),
@@ -324,43 +264,31 @@ def _biased_in_one_kernel(job: PlannedJob) -> bool:
 
 
 SHARED_FLAGS: tuple[Flag, ...] = (
-    flag("--moe-shared-expert-intermediate-size", "model.moe.shared_expert_ffn_hidden_size", MODEL, when=_is_shared),
+    flag("--moe-shared-expert-intermediate-size", "model.moe.shared_expert_ffn_hidden_size", when=_is_shared),
     flag(
         "--moe-shared-expert-gate",
         "model.moe.shared_expert_gate",
-        MODEL,
         when=_is_shared,
         read=lambda space: True if _shared(space) and space.get("moe_shared_expert_gate") else None,
     ),
-    flag(
-        "--moe-shared-expert-overlap",
-        "layout.overlap_shared_expert",
-        MODEL,
-        when=_is_shared,
-        read=lambda space: True if space.get("moe_shared_expert_overlap") else None,
-        subject="dispatch of tokens",
-    ),
-    flag("--moe-layer-freq", "model.moe.layer_pattern", MODEL, write=_layer_pattern, read=_read_layers),
+    flag("--moe-shared-expert-overlap", "layout.overlap_shared_expert", when=_is_shared, subject="dispatch of tokens"),
+    flag("--moe-layer-freq", "model.moe.layer_pattern", write=_layer_pattern, read=_read_layers),
     flag(
         "--moe-expert-capacity-factor",
         "model.moe.capacity_factor",
-        MODEL,
-        form=number,
         read=lambda space: space.get("moe_expert_capacity_factor") or None,
     ),
-    flag("--moe-latent-size", "model.moe.latent_size", MODEL),
+    flag("--moe-latent-size", "model.moe.latent_size"),
     chosen(
         "--use-fused-weighted-squared-relu",
-        bridge=MODEL,
         keys="model.activation",
         why="one kernel squares and weighs what experts put out",
-        when=lambda job: _is_mixture(job) and job.shape.activation == SQUARED,
-        added="one kernel squares and weighs what experts put out",
+        when=lambda job: job.shape.activation == SQUARED,
+        added=True,
         subject="fusions and kernels",
     ),
     chosen(
         "--no-bias-dropout-fusion",
-        bridge=MODEL,
         keys="model.linear_bias",
         why="experts in one kernel add their biases themselves",
         when=_biased_in_one_kernel,
@@ -372,14 +300,13 @@ MIXTURE_FLAGS: tuple[Flag, ...] = (
     *within(
         _has_experts,
         flag("--num-experts", "model.moe.num_experts", (("model.num_moe_experts", PARSED),), decides="model.moe"),
-        flag(
-            "--moe-router-topk", "model.moe.topk", MODEL, read=lambda space: space.get("moe_router_topk") or USUAL_TOPK
-        ),
-        flag("--moe-ffn-hidden-size", "model.moe.ffn_hidden_size", MODEL),
+        flag("--moe-router-topk", "model.moe.topk", read=lambda space: space.get("moe_router_topk") or USUAL_TOPK),
+        flag("--moe-ffn-hidden-size", "model.moe.ffn_hidden_size"),
         *DISPATCH_FLAGS,
         *FIXED_ROW_FLAGS,
         *ROUTER_FLAGS,
         *SHARED_FLAGS,
+        when=_is_mixture,
     ),
     alias("--moe-enable-deepep", "layout.flex_backend", subject="library that dispatches tokens"),
 )

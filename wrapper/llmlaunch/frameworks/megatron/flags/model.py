@@ -30,8 +30,6 @@ __all__ = [
     "SWITCH_FLAGS",
 ]
 
-MODEL = "model"  # the section of Bridge
-
 
 def _latent(space: Space) -> bool:
     return bool(space.get("multi_latent_attention"))
@@ -57,8 +55,8 @@ def _normalization(space: Space) -> object:
 
 
 SIZE_FLAGS: tuple[Flag, ...] = (
-    *(flag(name, f"model.{name[2:].replace('-', '_')}", MODEL) for name in SIZES),
-    flag("--kv-channels", "model.head_dim", MODEL, when=lambda job: job.shape.mla is None, read=_head_dim),
+    *(flag(name, f"model.{name[2:].replace('-', '_')}") for name in SIZES),
+    flag("--kv-channels", "model.head_dim", when=lambda job: job.shape.mla is None, read=_head_dim),
     flag(
         "--seq-length",
         "training.sequence_length",
@@ -74,17 +72,16 @@ SIZE_FLAGS: tuple[Flag, ...] = (
         read=_longest,
         why="the longer of the two",
     ),
-    flag("--normalization", "model.normalization", MODEL, read=_normalization),
+    flag("--normalization", "model.normalization", read=_normalization),
     flag(
         "--norm-epsilon",
         "model.norm_epsilon",
-        MODEL,
         form=repr,
         when=lambda job: job.shape.norm_epsilon != MEGATRON_NORM_EPSILON,
         read=lambda space: _epsilon(space),
     ),
-    flag("--attention-dropout", "model.attention_dropout", MODEL, form=number),
-    flag("--hidden-dropout", "model.hidden_dropout", MODEL, form=number),
+    flag("--attention-dropout", "model.attention_dropout"),
+    flag("--hidden-dropout", "model.hidden_dropout"),
     alias("--encoder-num-layers", "model.num_layers", subject="another model than a decoder"),
     alias("--encoder-seq-length", "training.sequence_length", subject="another model than a decoder"),
 )
@@ -99,13 +96,12 @@ def _epsilon(space: Space) -> object:
 
 # Their loss counts a tenth, --mtp-loss-scaling-factor's default, as in the second part of DeepSeek-V3's training.
 PREDICTION_FLAGS: tuple[Flag, ...] = (
-    flag("--mtp-num-layers", "model.mtp_num_layers", MODEL, form=lambda layers: layers or None),
+    flag("--mtp-num-layers", "model.mtp_num_layers", form=lambda layers: layers or None),
     *within(
         lambda space: bool(space.get("mtp_num_layers")),
         flag(
             "--mtp-use-repeated-layer",
             "model.mtp_repeated",
-            MODEL,
             since=SinceThen(
                 "repeated-prediction-since-0.19",
                 lambda recipe: recipe.model.mtp_repeated,
@@ -138,14 +134,12 @@ SWITCH_FLAGS: tuple[Flag, ...] = (
     flag(
         "--disable-bias-linear",
         "model.linear_bias",
-        MODEL,
         form=lambda biased: not biased,
         read=lambda space: _biased(space) or None,
     ),
     flag(
         "--add-qkv-bias",
         "model.qkv_bias",
-        MODEL,
         when=lambda job: not job.shape.linear_bias,
         read=lambda space: True if space.get("add_qkv_bias") and not _biased(space) else None,
     ),
@@ -159,21 +153,19 @@ SWITCH_FLAGS: tuple[Flag, ...] = (
     flag(
         "--qk-layernorm",
         "model.qk_layernorm",
-        MODEL,
         when=lambda job: job.shape.mla is None,
         read=lambda space: True if space.get("qk_layernorm") and not _latent(space) else None,
         added="latents have norms, always",
     ),
-    flag("--qk-l2-norm", "model.qk_l2_norm", MODEL),
+    flag("--qk-l2-norm", "model.qk_l2_norm"),
     flag(
         "--no-rope-freq",
         "model.no_rope_every",
-        MODEL,
         form=lambda every: every or None,
         read=lambda space: whole_number_in(str(space.get("no_rope_freq"))) or None,  # a list of layers has no key
     ),
-    flag("--apply-layernorm-1p", "model.zero_centered_norm", MODEL),
-    chosen("--qk-layernorm", _query_norm, MODEL, keys="model.mla", why="the latents' norms"),
+    flag("--apply-layernorm-1p", "model.zero_centered_norm"),
+    chosen("--qk-layernorm", _query_norm, keys="model.mla", why="the latents' norms"),
 )
 
 
@@ -194,8 +186,8 @@ ACTIVATION_FLAGS: tuple[Flag, ...] = (
         write=_is_clamped,
         read=_activation,
     ),
-    chosen("--glu-linear-offset", "1.0", MODEL, keys="model.activation", when=_is_clamped),
-    chosen("--activation-func-clamp-value", number(CLAMP), MODEL, keys="model.activation", when=_is_clamped),
+    chosen("--glu-linear-offset", "1.0", keys="model.activation", when=_is_clamped),
+    chosen("--activation-func-clamp-value", number(CLAMP), keys="model.activation", when=_is_clamped),
     flag(
         "--swiglu",
         "model.gated_mlp",
@@ -216,7 +208,7 @@ ACTIVATION_FLAGS: tuple[Flag, ...] = (
         keys="model.linear_bias",
         why="the fused kernel adds a bias",
         when=lambda job: not (_is_clamped(job) or job.shape.gated_mlp or job.shape.linear_bias),
-        added="the fused kernel adds a bias",
+        added=True,
         subject="fusions and kernels",
     ),
 )
@@ -224,10 +216,10 @@ ACTIVATION_FLAGS: tuple[Flag, ...] = (
 MIXER_FLAGS: tuple[Flag, ...] = within(
     lambda space: bool(space.get(PATTERN)),
     chosen("--spec", SPECIFICATION, (), keys="model.mamba", when=lambda job: job.shape.mamba is not None),
-    flag("--mamba-num-heads", "model.mamba.num_heads", MODEL, keeps_default=True),
-    flag("--mamba-head-dim", "model.mamba.head_dim", MODEL, keeps_default=True),
-    flag("--mamba-state-dim", "model.mamba.state_size", MODEL, keeps_default=True),
-    flag("--mamba-num-groups", "model.mamba.groups", MODEL, keeps_default=True),
+    flag("--mamba-num-heads", "model.mamba.num_heads", keeps_default=True),
+    flag("--mamba-head-dim", "model.mamba.head_dim", keeps_default=True),
+    flag("--mamba-state-dim", "model.mamba.state_size", keeps_default=True),
+    flag("--mamba-num-groups", "model.mamba.groups", keeps_default=True),
 )
 
 
@@ -247,7 +239,6 @@ PATTERN_FLAGS: tuple[Flag, ...] = (
         flag(
             "--hybrid-layer-pattern",
             ("model.mamba.pattern", "layout.pipeline", "layout.virtual_pipeline"),
-            MODEL,
             write=_pattern,
             reads={
                 "model.mamba.pattern": lambda space: str(space[PATTERN]).split("/")[0],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmlaunch.frameworks.megatron.flags.row import PARSED, Field, Flag, PlannedJob, Space, chosen, flag, within
+from llmlaunch.frameworks.megatron.flags.row import MODEL, PARSED, Field, Flag, PlannedJob, Space, chosen, flag, within
 
 __all__ = ["NUMBER_FLAGS", "UNCHECKED"]
 
-MODEL, ADAM, DDP = "model", "optimizer", "ddp"  # sections of Bridge
+ADAM, DDP = "optimizer", "ddp"  # sections of Bridge
 FP8, FP4, OPTIMIZER = "training.fp8", "training.fp4", "training.optimizer"
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 # Gradients need the range of e5m2 where one scale is for a whole tensor; with a scale for each block e4m3 has enough of
@@ -95,7 +95,6 @@ NARROW_ROWS: tuple[Flag, ...] = (
     flag(
         "--fp4-recipe",
         FP4,
-        MODEL,
         write=_narrow,
         when=_in_fp4,
         read=lambda space: "nvfp4" if space.get("fp4") and space.get("bf16") else None,
@@ -123,7 +122,6 @@ NARROW_ROWS: tuple[Flag, ...] = (
     chosen(
         "--fp8-amax-history-len",
         REMEMBERED_STEPS,
-        MODEL,
         keys=FP8,
         why=OF_MANY,
         when=_delayed,
@@ -133,7 +131,6 @@ NARROW_ROWS: tuple[Flag, ...] = (
     chosen(
         "--fp8-amax-compute-algo",
         "max",
-        MODEL,
         keys=FP8,
         why=OF_MANY,
         when=_delayed,

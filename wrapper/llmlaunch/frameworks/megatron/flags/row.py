@@ -7,7 +7,7 @@ from dataclasses import MISSING, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from llmlaunch.frameworks.argument import Argument, NodeVariable, Reason
+from llmlaunch.frameworks.argument import Argument, NodeVariable, Reason, number
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, dest_of
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
@@ -18,6 +18,7 @@ from llmlaunch.techniques import Techniques
 
 __all__ = [
     "HEADS",
+    "MODEL",
     "PARSED",
     "PATTERN",
     "STAGES",
@@ -85,6 +86,8 @@ class Parsed:
 
 
 PARSED = Parsed()
+MODEL = "model"
+"""The section of Bridge with most of the fields that flags set."""
 Field = tuple[str, Any]
 """A field of Bridge's ConfigContainer by its dotted name, and its value: PARSED, a function of that, or a constant."""
 
@@ -196,7 +199,7 @@ Bridge = str | tuple[Field, ...] | None
 def flag(
     name: str,
     keys: str | tuple[str, ...],
-    bridge: Bridge = None,
+    bridge: Bridge = MODEL,
     *,
     form: Callable[[Any], object] | None = None,
     when: Callable[[PlannedJob], bool] | None = None,
@@ -210,22 +213,21 @@ def flag(
 
     Without `write` the value is that of the first key, in `form`, `when` that holds. Without `read` and `reads` the key
     is the namespace's value, left out where it is absent, off, or the key's default; with `keeps_default` only where it
-    is absent. `decides=True` names the first key.
+    is absent. `decides=True` names the first key, which a key of the layout without a subject is by itself;
+    `added=True` says what `why` does.
     """
     names = (keys,) if isinstance(keys, str) else keys
-    columns["decides"] = names[0] if columns.get("decides") is True else columns.get("decides")
     if reads is None:
         reads = {names[0]: read or (_stated(name) if keeps_default else _plain(name, names[0]))}
     value = write or _value_in(names[0], form)
-    return Flag(name, names, _guarded(value, when), reads, bridge, **columns)
+    return Flag(name, names, _guarded(value, when), reads, bridge, **_completed(names, columns))
 
 
 def chosen(
     name: str,
     value: object = True,
-    bridge: Bridge = None,
+    bridge: Bridge = MODEL,
     *,
-    why: str = "",
     keys: str | tuple[str, ...] = (),
     when: Callable[[PlannedJob], bool] | None = None,
     **columns: Any,
@@ -233,17 +235,37 @@ def chosen(
     """Return a row of a flag whose value no key decides: it follows from another choice, or llmlaunch chose."""
     names = (keys,) if isinstance(keys, str) else keys
     write = value if callable(value) else lambda _: value
-    return Flag(name, names, _guarded(write, when), {}, bridge, why=why, **columns)
+    return Flag(name, names, _guarded(write, when), {}, bridge, **_completed(names, columns))
 
 
 def alias(name: str, key: str, **columns: Any) -> Flag:
     """Return a row of a flag that is read, or refused beside a plan, and never written: another word for a key."""
-    return Flag(name, (key,), **columns)
+    return Flag(name, (key,), **_completed((key,), columns))
 
 
-def within(present: Callable[[Space], bool], *rows: Flag) -> tuple[Flag, ...]:
-    """Return rows that are read only where a section of the recipe is `present` in the namespace."""
-    return tuple(replace(row, reads={key: _if(present, read) for key, read in row.reads.items()}) for row in rows)
+def _completed(keys: tuple[str, ...], columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row with those that follow from others."""
+    planned = keys and keys[0].startswith("layout.") and "subject" not in columns
+    if columns.get("decides", planned) is True:
+        columns["decides"] = keys[0]
+    if columns.get("added") is True:
+        columns["added"] = columns["why"]
+    return columns
+
+
+def within(
+    present: Callable[[Space], bool], *rows: Flag, when: Callable[[PlannedJob], bool] | None = None
+) -> tuple[Flag, ...]:
+    """Return rows that are read only where a section of the recipe is `present` in the namespace, and written only
+    `when` a job has it."""
+    return tuple(
+        replace(
+            row,
+            write=_guarded(row.write, when) if row.writes else row.write,
+            reads={key: _if(present, read) for key, read in row.reads.items()},
+        )
+        for row in rows
+    )
 
 
 def _if(present: Callable[[Space], bool], read: Read) -> Read:
@@ -259,7 +281,9 @@ def _guarded(write: Write, when: Callable[[PlannedJob], bool] | None) -> Write:
 def _value_in(key: str, form: Callable[[Any], object] | None) -> Write:
     def value(job: PlannedJob) -> object:
         stated = job.value(key)
-        return stated if stated is None or form is None else form(stated)
+        if form is None:
+            return number(stated) if isinstance(stated, float) else stated
+        return None if stated is None else form(stated)
 
     return value
 

@@ -40,7 +40,7 @@ FLAGS: tuple[Flag, ...] = (
     *_on("shape of the model", *PREDICTION_FLAGS, *SWITCH_FLAGS, *ACTIVATION_FLAGS),
     *_on("parts of the model that are not priced", *MIXER_FLAGS),
     *_on("shape of the model", *MIXTURE_FLAGS),
-    *_on("split of the job", *LAYOUT_FLAGS),
+    *LAYOUT_FLAGS,
     *TECHNIQUE_FLAGS,
     *_on("schedule of the learning rate", *TRAINING_FLAGS),
     *_on("logs and metrics", *LOG_FLAGS),

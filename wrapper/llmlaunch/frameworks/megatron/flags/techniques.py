@@ -8,6 +8,7 @@ from llmlaunch.frameworks.megatron.cuda_graphs import MODULES_SINCE, graph_imple
 from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES
 from llmlaunch.frameworks.megatron.flags.mixture import one_of
 from llmlaunch.frameworks.megatron.flags.row import (
+    MODEL,
     PARSED,
     Flag,
     PlannedJob,
@@ -25,7 +26,7 @@ from llmlaunch.techniques.treatments import OffloadModule, RecomputeModule
 
 __all__ = ["TECHNIQUE_FLAGS"]
 
-MODEL, ADAM, DDP = "model", "optimizer", "ddp"  # sections of Bridge
+ADAM, DDP = "optimizer", "ddp"  # sections of Bridge
 MOST_LAYERS = 10_000
 
 
@@ -63,41 +64,28 @@ RECOMPUTE_ROWS: tuple[Flag, ...] = (
     flag(
         "--recompute-granularity",
         "layout.recompute",
-        MODEL,
         write=_granularity,
         read=lambda space: space.get("recompute_granularity") or "none",
-        decides=True,
     ),
     flag(
         "--recompute-modules",
         "layout.recompute_modules",
-        MODEL,
         write=lambda job: modules_of(job.techniques),
         when=_selective,
         read=_read_modules,
-        decides=True,
     ),
     *within(
         _in_full,
-        flag(
-            "--recompute-method",
-            "layout.recompute_method",
-            MODEL,
-            when=_full,
-            read=lambda space: space["recompute_method"],
-            decides=True,
-        ),
+        flag("--recompute-method", "layout.recompute_method", when=_full, read=lambda space: space["recompute_method"]),
         flag(
             "--recompute-num-layers",
             "layout.recompute_layers",
-            MODEL,
             write=_recomputed_layers,
             when=_full,
             read=lambda space: min(space["recompute_num_layers"], space.get("num_layers") or MOST_LAYERS),
-            decides=True,
         ),
     ),
-    alias("--recompute-activations", "layout.recompute", decides="layout.recompute"),
+    alias("--recompute-activations", "layout.recompute"),
     alias("--checkpoint-activations", "layout.recompute", subject="old names and tests"),
 )
 
@@ -136,29 +124,19 @@ def _moved_optimizer(space: Space) -> object:
 
 # What is not offloaded is pinned when it is read, too: a search would choose it.
 OFFLOAD_ROWS: tuple[Flag, ...] = (
-    chosen(
-        "--fine-grained-activation-offloading",
-        bridge=MODEL,
-        keys="layout.offload_modules",
-        when=_moves_modules,
-        decides="layout.offload_modules",
-    ),
+    chosen("--fine-grained-activation-offloading", keys="layout.offload_modules", when=_moves_modules),
     flag(
         "--offload-modules",
         "layout.offload_modules",
-        MODEL,
         when=_moves_modules,
         read=lambda space: None if _moved_layers(space) else _moved_modules(space),
-        decides=True,
     ),
     flag(
         "--activation-offload-fraction",
         "layout.offload_fraction",
-        MODEL,
         form=repr,
         when=lambda job: _moves_modules(job) and job.techniques.offload_fraction < 1.0,
         read=_moved_share,
-        decides=True,
         since=SinceThen("offload-fraction-since-0.19", lambda recipe: recipe.techniques.offload_fraction < 1.0),
     ),
     flag(
@@ -167,7 +145,6 @@ OFFLOAD_ROWS: tuple[Flag, ...] = (
         ((f"{MODEL}.cpu_offloading", True), (f"{MODEL}.cpu_offloading_num_layers", PARSED)),
         form=lambda layers: layers or None,
         read=lambda space: None if _moved_modules(space) else _moved_layers(space),
-        decides=True,
     ),
     flag(
         "--num-distributed-optimizer-instances",
@@ -175,16 +152,8 @@ OFFLOAD_ROWS: tuple[Flag, ...] = (
         DDP,
         form=lambda instances: instances if instances > 1 else None,
         read=_instances,
-        decides=True,
     ),
-    flag(
-        "--optimizer-cpu-offload",
-        "layout.offload_optimizer",
-        ADAM,
-        write=_moves_optimizer,
-        reads={},
-        decides="layout.offload_optimizer",
-    ),
+    flag("--optimizer-cpu-offload", "layout.offload_optimizer", ADAM, write=_moves_optimizer, reads={}),
     flag(
         "--optimizer-offload-fraction",
         "layout.offload_optimizer",
@@ -192,7 +161,6 @@ OFFLOAD_ROWS: tuple[Flag, ...] = (
         form=repr,
         when=_moves_optimizer,
         read=_moved_optimizer,
-        decides=True,
     ),
     chosen(
         "--use-precision-aware-optimizer",
@@ -201,6 +169,7 @@ OFFLOAD_ROWS: tuple[Flag, ...] = (
         when=_moves_optimizer,
         added="the offloaded optimizer needs it",
         subject="formats of the optimizer",
+        bridge=None,
     ),
     chosen(
         "--overlap-cpu-optimizer-d2h-h2d",
@@ -231,33 +200,22 @@ def _wide_gradients(job: PlannedJob) -> bool:
 
 
 LOSS_ROWS: tuple[Flag, ...] = (
-    flag(
-        "--cross-entropy-loss-fusion",
-        "layout.loss",
-        MODEL,
-        write=lambda job: _fused_loss(job) is not None,
-        read=_read_loss,
-        decides=True,
-    ),
+    flag("--cross-entropy-loss-fusion", "layout.loss", write=lambda job: _fused_loss(job) is not None, read=_read_loss),
     flag(
         "--cross-entropy-fusion-impl",
         "layout.loss",
-        MODEL,
         write=_fused_loss,
         reads={},
-        decides=True,
         unread="Transformer Engine's kernel is refused as unstable by core 0.19",
         unsaid=lambda values: not {*values} <= {"native", "te"},
     ),
     flag(
         "--mlp-chunks-for-training",
         "layout.mlp_chunks",
-        MODEL,
         form=lambda chunks: chunks if chunks > 1 else None,
         read=lambda space: (
             space["mlp_chunks_for_training"] if (space.get("mlp_chunks_for_training") or 1) > 1 else None
         ),
-        decides=True,
         since=SinceThen("chunks-since-0.19", lambda recipe: recipe.techniques.mlp_chunks > 1),
     ),
     flag(
@@ -267,13 +225,10 @@ LOSS_ROWS: tuple[Flag, ...] = (
         reads={},
         why="delayed weight gradients need it",
         decides=EXCHANGE,
+        bridge=None,
     ),
     flag(
-        "--delay-wgrad-compute",
-        DELAYED,
-        ((f"{MODEL}.delay_wgrad_compute", True), (f"{DDP}.delay_wgrad_compute", True)),
-        read=lambda space: True if space.get("delay_wgrad_compute") else None,
-        decides=True,
+        "--delay-wgrad-compute", DELAYED, ((f"{MODEL}.delay_wgrad_compute", True), (f"{DDP}.delay_wgrad_compute", True))
     ),
     flag(
         "--grad-reduce-in-bf16",
@@ -308,13 +263,7 @@ def _explicit_context(space: Space) -> object:
 
 
 OVERLAP_ROWS: tuple[Flag, ...] = (
-    flag(
-        "--tp-comm-overlap",
-        "layout.tp_comm_overlap",
-        MODEL,
-        read=lambda space: True if space.get("tp_comm_overlap") else None,
-        decides=True,
-    ),
+    flag("--tp-comm-overlap", "layout.tp_comm_overlap"),
     flag(
         "--cp-comm-type",
         "layout.context_comm",
@@ -325,12 +274,10 @@ OVERLAP_ROWS: tuple[Flag, ...] = (
     flag(
         "--overlap-moe-expert-parallel-comm",
         EXCHANGE,
-        MODEL,
         when=lambda job: not job.techniques.delay_weight_gradients,
         read=lambda space: (
             True if space.get("overlap_moe_expert_parallel_comm") and not space.get("delay_wgrad_compute") else None
         ),
-        decides=True,
     ),
 )
 
@@ -378,30 +325,26 @@ GRAPH_ROWS: tuple[Flag, ...] = (
     flag(
         "--cuda-graph-impl",
         GRAPHS,
-        MODEL,
         write=_implementation,
         read=_read_graphs,
-        decides=True,
         unsaid=lambda values: "local" in values,
         companion="cuda_graph_modules",
     ),
     flag(
         "--cuda-graph-modules",
         GRAPHS,
-        MODEL,
         write=_captured_modules,
         reads={},
-        decides=True,
         unsaid=lambda values: not {*values} <= {*get_args(GraphScope)},
     ),
-    flag("--cuda-graph-scope", GRAPHS, write=_captured_scope, reads={}, decides=True),
+    flag("--cuda-graph-scope", GRAPHS, write=_captured_scope, reads={}, bridge=None),
     chosen(
         "--te-rng-tracker",
         bridge=(("rng.te_rng_tracker", True), (f"{MODEL}.use_te_rng_tracker", True)),
         keys=GRAPHS,
         why=TRACKED,
         when=lambda job: bool(_graphs(job)),
-        added=TRACKED,
+        added=True,
         subject="initial values",
     ),
     chosen(
@@ -410,10 +353,10 @@ GRAPH_ROWS: tuple[Flag, ...] = (
         keys=GRAPHS,
         why=BLIND,
         when=_whole_iteration,
-        added=BLIND,
+        added=True,
         subject="checks of numbers and nodes",
     ),
-    *(alias(name, GRAPHS, decides=GRAPHS) for name in ("--enable-cuda-graph", "--external-cuda-graph")),
+    *(alias(name, GRAPHS) for name in ("--enable-cuda-graph", "--external-cuda-graph")),
 )
 
 TECHNIQUE_FLAGS: tuple[Flag, ...] = (*RECOMPUTE_ROWS, *OFFLOAD_ROWS, *LOSS_ROWS, *OVERLAP_ROWS, *GRAPH_ROWS)

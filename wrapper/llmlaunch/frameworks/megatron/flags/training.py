@@ -48,7 +48,7 @@ BATCH_ROWS: tuple[Flag, ...] = (
     flag("--train-iters", STEPS, "train", read=_truthy("train_iters"), subject="length of the training"),
     alias("--train-samples", "training.steps", decides="training.steps"),
     alias("--batch-size", "layout.micro_batch_size", subject="batch"),
-    alias("--eval-micro-batch-size", "layout.micro_batch_size", decides="layout.micro_batch_size"),
+    alias("--eval-micro-batch-size", "layout.micro_batch_size"),
     alias("--eval-global-batch-size", BATCH, decides=BATCH),
 )
 
@@ -120,7 +120,7 @@ OPTIMIZER_ROWS: tuple[Flag, ...] = (
         read=read_warmup,
         unread="a recipe leaves at least one step after the warm-up",
     ),
-    flag("--clip-grad", "training.gradient_clipping", ADAM, subject="numbers of the optimizer"),
+    flag("--clip-grad", "training.gradient_clipping", ADAM, form=str, subject="numbers of the optimizer"),
     flag(
         "--weight-decay",
         "training.weight_decay",
@@ -129,6 +129,7 @@ OPTIMIZER_ROWS: tuple[Flag, ...] = (
             ("scheduler.start_weight_decay", PARSED),
             ("scheduler.end_weight_decay", PARSED),
         ),
+        form=str,
     ),
     flag(
         "--min-lr", "training.minimum_learning_rate", ADAM, form=lambda rate: repr(rate) if rate else None, read=_least
@@ -267,7 +268,7 @@ TRACKING_ROWS: tuple[Flag, ...] = (
         LOGGER,
         keys="tracking",
         why="seconds and throughput of a step are among the curves",
-        added="seconds and throughput of a step are among the curves",
+        added=True,
     ),
     chosen(
         "--log-memory-to-tensorboard",
@@ -275,7 +276,7 @@ TRACKING_ROWS: tuple[Flag, ...] = (
         LOGGER,
         keys="tracking",
         why="the device's memory is among the curves",
-        added="the device's memory is among the curves",
+        added=True,
     ),
     chosen(
         "--tensorboard-dir",
