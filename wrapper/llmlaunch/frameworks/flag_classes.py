@@ -1,14 +1,15 @@
 """Arguments that a person passes on to a framework, in three classes: those that the formula prices, those that change
 no GPU memory, and unknown ones, which count where they could matter (planner/doubt.py).
 
-Which flag is of which class is data of each backend (flag_classes.json, deepspeed/trainer_subjects.py): groups of flags
-with one reason. A flag of no group is unknown.
+Which flag is of which class is data of each backend (flag_classes.json): groups of flags with one reason, to which rows
+of its tables of flags belong by their subject. A flag of no group is unknown.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,7 @@ __all__ = [
     "class_arguments",
     "flag_table",
     "group_of",
+    "with_rows",
 ]
 
 PRICED, NEUTRAL, UNKNOWN = "priced", "neutral", "unknown"
@@ -84,15 +86,23 @@ class FlagGroup:
 
 
 @cache
-def flag_table(path: Path) -> tuple[FlagGroup, ...]:
-    """Return the groups that a file of flag classes holds."""
-    groups = json.loads(path.read_text(encoding="utf-8"))["groups"]
+def flag_table(path: Path, table: str = "groups") -> tuple[FlagGroup, ...]:
+    """Return the groups of one table of a file of flag classes."""
+    groups = json.loads(path.read_text(encoding="utf-8"))[table]
     return tuple(
         FlagGroup(
             group["title"],
             FlagClass(group["class"], group["why"], group.get("key", ""), group.get("effect", EITHER)),
             dict(_pattern(word) for line in group["flags"] for word in line.split()),
         )
+        for group in groups
+    )
+
+
+def with_rows(groups: Iterable[FlagGroup], subjects: Mapping[str, str]) -> tuple[FlagGroup, ...]:
+    """Return groups that hold flags by their subjects, too: the title of a group by the name of a flag."""
+    return tuple(
+        replace(group, patterns={**group.patterns, **{name: () for name in subjects if subjects[name] == group.title}})
         for group in groups
     )
 

@@ -12,8 +12,7 @@ from llmlaunch.frameworks.argument import Word, command_words, refuse_repeats
 from llmlaunch.frameworks.deepspeed.own_settings import own_leaves
 from llmlaunch.frameworks.deepspeed.scripts import kind_of
 from llmlaunch.frameworks.deepspeed.settings import setting_groups
-from llmlaunch.frameworks.deepspeed.trainer_subjects import OF_TRAINERS
-from llmlaunch.frameworks.deepspeed.trainer_table import shipped_groups, trainer_group
+from llmlaunch.frameworks.deepspeed.trainer_table import is_of_named_trainers, shipped_groups, trainer_group
 from llmlaunch.frameworks.flag_classes import (
     BY_WORD,
     DECIDES,
@@ -89,7 +88,7 @@ def _class_of(recipe: Recipe, layout: Layout, kind: str, flag: str, values: tupl
     group = group_of(shipped_groups(), name, values) if kind == "shipped" else trainer_group(name, values)
     if group is None:
         return NO_FLAG if kind == "shipped" else OF_THE_SCRIPT
-    if kind in ("own", "pipeline") and (group.flag_class.key or any(group.title == each.title for each in OF_TRAINERS)):
+    if kind in ("own", "pipeline") and (group.flag_class.key or is_of_named_trainers(group)):
         return OF_THE_SCRIPT
     if kind == "hugging-face" and _is_said(recipe, group.flag_class.key, values):
         return FlagClass(PRICED, "the recipe says it too", group.flag_class.key)

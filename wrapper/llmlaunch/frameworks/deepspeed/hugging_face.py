@@ -59,7 +59,7 @@ LENGTHS = (
     *("seq_length", "seq_len", "sequence_length", "sequence_len", "packing_length"),
 )
 ASKED_FOR = ("batch and length", "adapters", "other optimizers")
-"""Groups of arguments (trainer_subjects.py) in which no default stands for a value that is not known."""
+"""Groups of arguments (flag_classes.json) in which no default stands for a value that is not known."""
 UNSAID_LENGTH = "the script decides it by itself; --set training.sequence_length=N, how many tokens a sequence has"
 DEFAULTS: Mapping[str, Any] = {
     **{row.key: row.default for row in ARGUMENTS if row.default is not ABSENT},

@@ -9,7 +9,6 @@ from typing import Any
 
 from llmlaunch.command_lines.options import true_or_false
 from llmlaunch.frameworks.argument import Reason
-from llmlaunch.frameworks.deepspeed.subjects import Subject
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
@@ -103,7 +102,7 @@ class DsConfigKey:
 
     Attributes:
         form: What a value must be where a file is read.
-        subject: Its class, as an argument of the person's own; `by_value` has the class of some of its values.
+        subject: The group of flag_classes.json whose class it has as an argument of the person's own.
         of: Recipe keys that decide the rendered value, where it is not the one of `reads` alone; `why` says what a
             reader would not guess from them.
         write: Returns the rendered value, ABSENT where the key is not rendered.
@@ -124,8 +123,7 @@ class DsConfigKey:
 
     key: str
     form: Form = ANY
-    subject: Subject | None = None
-    by_value: tuple[tuple[str, Subject], ...] = ()
+    subject: str = ""
     of: str | tuple[str, ...] = ()
     why: str = ""
     write: Callable[[Recipe, Layout], Any] = _nothing

@@ -31,16 +31,7 @@ from llmlaunch.frameworks.deepspeed.setting_row import (
     as_number,
     switched,
 )
-from llmlaunch.frameworks.deepspeed.setting_subjects import (
-    LOGS,
-    LOSS_SCALE,
-    NARROW_MODEL,
-    OPTIMIZERS,
-    ORDER,
-    SCHEDULE,
-    SETTING_SUBJECTS,
-)
-from llmlaunch.frameworks.deepspeed.subjects import flag_groups
+from llmlaunch.frameworks.deepspeed.subjects import deepspeed_groups
 from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES
 from llmlaunch.frameworks.deepspeed.zero_table import ZERO_SETTINGS
 from llmlaunch.frameworks.flag_classes import FlagGroup
@@ -147,14 +138,13 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     ),
     DsConfigKey(
         "zero_allow_untested_optimizer",
-        subject=SCHEDULE,
+        subject="numbers of the schedule and the optimizer",
         why="the script brings torch's AdamW; one named here would be compiled on the node first",
         write=lambda recipe, layout: True,
         adds="an optimizer that the script brings may be any",
     ),
     DsConfigKey(
         "zero_force_ds_cpu_optimizer",
-        by_value=(("false", ORDER),),
         of="layout.offload_optimizer",
         why="torch's AdamW runs on the host; DeepSpeed's would be compiled on the node first",
         write=lambda recipe, layout: False if recipe.techniques.offload_optimizer else ABSENT,
@@ -163,7 +153,7 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     ),
     DsConfigKey(
         "steps_per_print",
-        subject=LOGS,
+        subject="logs, curves and profiles of time",
         of="training.log_interval",
         write=lambda recipe, layout: recipe.training.log_interval,
         adds="DeepSpeed reports as often as the trainer does",
@@ -197,12 +187,7 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     ),
     DsConfigKey("bfloat16.enabled", SWITCH, reads="training.precision", read=switched("bf16"), since="0.5.5"),
     DsConfigKey(
-        "fp16.enabled",
-        SWITCH,
-        write=_in("fp16", True),
-        planned=True,
-        reads="training.precision",
-        read=switched("fp16"),
+        "fp16.enabled", SWITCH, write=_in("fp16", True), planned=True, reads="training.precision", read=switched("fp16")
     ),
     DsConfigKey(
         "bf16.bf16_master_weights_and_grads",
@@ -224,24 +209,24 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     ),
     DsConfigKey(
         "fp16.loss_scale",
-        subject=LOSS_SCALE,
+        subject="loss scale",
         of="training.precision",
         why="0: found while training",
         write=_in("fp16", 0),
     ),
-    DsConfigKey("fp16.loss_scale_window", subject=LOSS_SCALE),
+    DsConfigKey("fp16.loss_scale_window", subject="loss scale"),
     DsConfigKey(
         "fp16.initial_scale_power",
-        subject=LOSS_SCALE,
+        subject="loss scale",
         of="training.precision",
         why="the search begins at 2 to this power",
         write=_in("fp16", 16),
     ),
-    DsConfigKey("fp16.hysteresis", subject=LOSS_SCALE),
-    DsConfigKey("fp16.min_loss_scale", subject=LOSS_SCALE),
-    DsConfigKey("fp16.consecutive_hysteresis", subject=LOSS_SCALE),
-    DsConfigKey("fp16.auto_cast", by_value=(("false", LOSS_SCALE),), since="0.7.0"),
-    DsConfigKey("fp16.fp16_master_weights_and_grads", subject=NARROW_MODEL, since="0.5.0"),
+    DsConfigKey("fp16.hysteresis", subject="loss scale"),
+    DsConfigKey("fp16.min_loss_scale", subject="loss scale"),
+    DsConfigKey("fp16.consecutive_hysteresis", subject="loss scale"),
+    DsConfigKey("fp16.auto_cast", since="0.7.0"),
+    DsConfigKey("fp16.fp16_master_weights_and_grads", subject="narrow model states", since="0.5.0"),
     DsConfigKey(
         "data_types.grad_accum_dtype",
         TEXT,
@@ -293,7 +278,7 @@ SETTINGS: tuple[DsConfigKey, ...] = (
         planned=True,
     ),
     *ZERO_SETTINGS,
-    DsConfigKey("optimizer.type", TEXT, OPTIMIZERS),
+    DsConfigKey("optimizer.type", TEXT, "other optimizers"),
     DsConfigKey("optimizer.params.lr", NUMBER, reads="training.learning_rate", read=as_number, kept=True),
     DsConfigKey("optimizer.params.weight_decay", NUMBER, reads="training.weight_decay", read=as_number, kept=True),
     DsConfigKey("optimizer.params.betas", BETAS, reads="training.adam_betas", read=_both_fractions, kept=True),
@@ -314,11 +299,11 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     DsConfigKey("tensorboard.enabled", of="tracking.tensorboard", write=_of_curves(lambda recipe: True)),
     DsConfigKey("tensorboard.output_path", of="tracking.tensorboard", write=_of_curves(lambda r: r.tensorboard)),
     DsConfigKey("tensorboard.job_name", of="name", why="the folder below it", write=_of_curves(lambda r: r.name)),
-    DsConfigKey("wall_clock_breakdown", subject=LOGS),
-    DsConfigKey("dump_state", subject=LOGS),
-    DsConfigKey("memory_breakdown", subject=LOGS),
-    DsConfigKey("prescale_gradients", subject=SCHEDULE),
-    DsConfigKey("gradient_predivide_factor", subject=SCHEDULE),
+    DsConfigKey("wall_clock_breakdown", subject="logs, curves and profiles of time"),
+    DsConfigKey("dump_state", subject="logs, curves and profiles of time"),
+    DsConfigKey("memory_breakdown", subject="logs, curves and profiles of time"),
+    DsConfigKey("prescale_gradients", subject="numbers of the schedule and the optimizer"),
+    DsConfigKey("gradient_predivide_factor", subject="numbers of the schedule and the optimizer"),
     DsConfigKey("sparse_attention", uncounted=True, since="0.3", until="0.19.7"),
     DsConfigKey("compression_training", uncounted=True, since="0.7.0", until="0.19.7"),
     DsConfigKey("progressive_layer_drop", uncounted=True, since="0.3.1", until="0.19.8"),
@@ -335,7 +320,7 @@ def settings_of(recipe_key: str) -> tuple[DsConfigKey, ...]:
 @cache
 def setting_groups() -> tuple[FlagGroup, ...]:
     """Return the classes of keys that a person writes in `backend.ds_config`."""
-    return flag_groups(SETTING_SUBJECTS, SETTINGS)
+    return deepspeed_groups(("settings",), SETTINGS)
 
 
 def _forms() -> Iterator[tuple[str, Form]]:

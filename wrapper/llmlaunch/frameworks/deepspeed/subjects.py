@@ -1,57 +1,29 @@
-"""What a row of a framework's table says of memory: its subject, which gives its class and the reason for it."""
+"""What arguments of trainers and settings of DeepSpeed do to memory: flag_classes.json, and rows that say a subject."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
-from llmlaunch.frameworks.flag_classes import EITHER, FlagClass, FlagGroup
-from llmlaunch.frozen import frozen
+from llmlaunch.frameworks.flag_classes import FlagGroup, flag_table, with_rows
 
-__all__ = ["Subject", "flag_groups"]
+__all__ = ["deepspeed_groups"]
 
-
-@frozen
-class Subject:
-    """A title for the documentation, and the class of the flags that it holds. `kind`, `why`, `key`, `effect` are
-    those of a FlagClass. `patterns` names flags, or patterns of flags, that have no row of their own: words of the form
-    NAME, or NAME=VALUE,VALUE for some of its values."""
-
-    title: str
-    kind: str
-    why: str
-    key: str = ""
-    effect: str = EITHER
-    patterns: str = ""
+FLAG_CLASSES = Path(__file__).with_name("flag_classes.json")
 
 
 class ClassedRow(Protocol):
-    """A row of a table: `key` is its name, `subject` its class, `by_value` the class of some of its values."""
+    """A row of a table: `key` is its name, `subject` the title of its group."""
 
     @property
     def key(self) -> str: ...
 
     @property
-    def subject(self) -> Subject | None: ...
-
-    @property
-    def by_value(self) -> tuple[tuple[str, Subject], ...]: ...
+    def subject(self) -> str: ...
 
 
-def flag_groups(subjects: Sequence[Subject], rows: Iterable[ClassedRow]) -> tuple[FlagGroup, ...]:
-    """Return the groups of flags that rows and the patterns of subjects make, in the order of the subjects."""
-    patterns: dict[str, dict[str, tuple[str, ...]]] = {subject.title: {} for subject in subjects}
-    for row in rows:
-        if row.subject is not None:
-            patterns[row.subject.title][row.key] = ()
-        for value, subject in row.by_value:
-            values = patterns[subject.title].get(row.key, ())
-            patterns[subject.title][row.key] = (*values, value)
-    return tuple(_group(subject, patterns[subject.title]) for subject in subjects)
-
-
-def _group(subject: Subject, of_rows: Mapping[str, tuple[str, ...]]) -> FlagGroup:
-    flag_class = FlagClass(subject.kind, subject.why, subject.key, subject.effect)
-    words = (word.partition("=") for word in subject.patterns.split())
-    written = {name: tuple(values.split(",")) if values else () for name, _, values in words}
-    return FlagGroup(subject.title, flag_class, {**of_rows, **written})
+def deepspeed_groups(tables: Sequence[str], rows: Iterable[ClassedRow] = ()) -> tuple[FlagGroup, ...]:
+    """Return the groups of some tables of the file, with the rows of a table of flags in them."""
+    groups = (group for table in tables for group in flag_table(FLAG_CLASSES, table))
+    return with_rows(groups, {row.key: row.subject for row in rows})

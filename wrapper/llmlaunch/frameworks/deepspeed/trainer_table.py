@@ -16,21 +16,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import RUN_DIR, Argument, NodeVariable, argument
 from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, warmup_argument
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
-from llmlaunch.frameworks.deepspeed.subjects import Subject, flag_groups
-from llmlaunch.frameworks.deepspeed.trainer_subjects import (
-    BATCH,
-    CONFIGURATION,
-    DATA,
-    OFF,
-    PRECISION,
-    RECOMPUTE,
-    REPORTS,
-    SCHEDULE,
-    SHIPPED_SUBJECTS,
-    TRAINER_SUBJECTS,
-    VALIDATION,
-    VALIDATION_TIMES,
-)
+from llmlaunch.frameworks.deepspeed.subjects import deepspeed_groups
 from llmlaunch.frameworks.flag_classes import UNKNOWN, FlagGroup, group_of
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
@@ -41,11 +27,13 @@ __all__ = [
     "DECAYS",
     "RENDERED_AGAIN",
     "TrainerArgument",
+    "is_of_named_trainers",
     "shipped_groups",
     "trainer_group",
     "trainer_groups",
 ]
 
+OFF = "switched off"
 OFF_VALUES = ("false", "no", "none", "null", "0", "0.0")
 SCHEDULES = {None: "cosine", "cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 """The recipe's decay, and transformers' name of the schedule that is rendered for it."""
@@ -63,8 +51,8 @@ class TrainerArgument:
     """One field of TrainingArguments, by its name.
 
     Attributes:
-        subject: Its class, as an argument of the person's own, where no word of a subject holds it; `by_value` has the
-            class of some of its values.
+        subject: The group of flag_classes.json whose class it has as an argument of the person's own, where no word of
+            another group holds it.
         of: Recipe keys that decide the rendered value, where it is not the one of `reads` alone; `why` says what a
             reader would not guess from them.
         write: Returns the rendered value, a tuple of several words, an Argument with a reason of its own, or ABSENT.
@@ -76,8 +64,7 @@ class TrainerArgument:
     """
 
     key: str
-    subject: Subject | None = None
-    by_value: tuple[tuple[str, Subject], ...] = ()
+    subject: str = ""
     of: str | tuple[str, ...] = ()
     why: str = ""
     write: Callable[[Recipe, Layout], Any] = _nothing
@@ -175,7 +162,7 @@ def _reported(recipe: Recipe, layout: Layout) -> Any:
 ARGUMENTS = (
     TrainerArgument(
         "per_device_train_batch_size",
-        BATCH,
+        "batch and length",
         write=lambda recipe, layout: layout.micro_batch_size,
         default=8,
         reads="layout.micro_batch_size",
@@ -183,7 +170,7 @@ ARGUMENTS = (
     TrainerArgument("per_gpu_train_batch_size", reads="layout.micro_batch_size", until="5.0"),
     TrainerArgument(
         "gradient_accumulation_steps",
-        BATCH,
+        "batch and length",
         of=("training.global_batch_size", "layout.micro_batch_size", "layout.data"),
         write=lambda recipe, layout: layout.num_microbatches(recipe.workload.global_batch_size),
         default=1,
@@ -191,32 +178,23 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "max_steps",
-        SCHEDULE,
+        "numbers of the schedule and the optimizer",
         of=("training.steps", "training.tokens"),
         write=lambda recipe, layout: recipe.training.steps,
         reads="training.steps",
     ),
     TrainerArgument(
         "learning_rate",
-        SCHEDULE,
+        "numbers of the schedule and the optimizer",
         write=lambda recipe, layout: repr(recipe.training.learning_rate),
         default=5.0e-5,
         reads="training.learning_rate",
         read=ScriptOptions.number,
     ),
     TrainerArgument(
-        "lr_scheduler_type",
-        write=_decay,
-        default="linear",
-        reads="training.learning_rate_decay",
-        since="4.2",
+        "lr_scheduler_type", write=_decay, default="linear", reads="training.learning_rate_decay", since="4.2"
     ),
-    TrainerArgument(
-        "lr_scheduler_kwargs",
-        write=_least_rate,
-        reads="training.minimum_learning_rate",
-        since="4.36",
-    ),
+    TrainerArgument("lr_scheduler_kwargs", write=_least_rate, reads="training.minimum_learning_rate", since="4.36"),
     TrainerArgument(
         "warmup_steps",
         of="training.steps",
@@ -226,7 +204,7 @@ ARGUMENTS = (
     TrainerArgument("warmup_ratio", reads="training.warmup_steps", since="4.4", until="5.15"),
     TrainerArgument(
         "weight_decay",
-        SCHEDULE,
+        "numbers of the schedule and the optimizer",
         of="training.weight_decay",
         write=lambda recipe, layout: recipe.training.weight_decay,
         default=0.0,
@@ -247,7 +225,7 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "max_grad_norm",
-        SCHEDULE,
+        "numbers of the schedule and the optimizer",
         write=lambda recipe, layout: recipe.training.gradient_clipping,
         default=1.0,
         reads="training.gradient_clipping",
@@ -255,7 +233,7 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "seed",
-        DATA,
+        "seeds and data",
         write=lambda recipe, layout: recipe.training.seed,
         default=42,
         reads="training.seed",
@@ -267,26 +245,18 @@ ARGUMENTS = (
         default=500,
         reads="training.log_interval",
     ),
-    TrainerArgument(
-        "bf16",
-        PRECISION,
-        write=_in("bf16"),
-        default=False,
-        reads="training.precision",
-        since="4.13",
-    ),
-    TrainerArgument("fp16", PRECISION, write=_in("fp16"), reads="training.precision"),
+    TrainerArgument("bf16", "precision", write=_in("bf16"), default=False, reads="training.precision", since="4.13"),
+    TrainerArgument("fp16", "precision", write=_in("fp16"), reads="training.precision"),
     TrainerArgument(
         "gradient_checkpointing",
-        RECOMPUTE,
-        by_value=(("False", OFF), ("false", OFF)),
+        "recomputed activations",
         of="layout.recompute",
         write=lambda recipe, layout: "True" if layout.recompute == RECOMPUTE_FULL else ABSENT,
         default=False,
         reads="layout.recompute",
         since="4.11",
     ),
-    TrainerArgument("output_dir", REPORTS, write=_folder, reads="training.checkpoint_path"),
+    TrainerArgument("output_dir", "logs, reports and names", write=_folder, reads="training.checkpoint_path"),
     TrainerArgument(
         "save_strategy",
         write=lambda recipe, layout: "steps" if _saves(recipe) else "no",
@@ -307,34 +277,35 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "eval_strategy",
-        VALIDATION,
-        by_value=(("no", OFF),),
+        "validation",
         of="training.evaluation",
         write=_evaluating(lambda recipe, layout: "steps"),
         handed_on=True,
         since="4.41",
     ),
     TrainerArgument(
-        "eval_steps", VALIDATION_TIMES, of="training.evaluation", write=_evaluating(_interval), handed_on=True
+        "eval_steps", "when it validates", of="training.evaluation", write=_evaluating(_interval), handed_on=True
     ),
     TrainerArgument(
         "per_device_eval_batch_size",
-        VALIDATION,
+        "validation",
         of="layout.micro_batch_size",
         write=_evaluating(lambda recipe, layout: layout.micro_batch_size),
         handed_on=True,
     ),
-    TrainerArgument("report_to", REPORTS, of="tracking", write=_reported, handed_on=True, since="4.3"),
+    TrainerArgument(
+        "report_to", "logs, reports and names", of="tracking", write=_reported, handed_on=True, since="4.3"
+    ),
     TrainerArgument(
         "run_name",
-        REPORTS,
+        "logs, reports and names",
         of="tracking.wandb.name",
         write=lambda recipe, layout: NodeVariable("WANDB_NAME") if recipe.tracking.wandb else ABSENT,
         handed_on=True,
     ),
     TrainerArgument(
         "deepspeed",
-        CONFIGURATION,
+        "configuration of DeepSpeed",
         of="backend",
         why="ds_config.json",
         write=lambda recipe, layout: NodeVariable(RUN_DIR, f"/{CONFIG_FILE}"),
@@ -349,7 +320,7 @@ RENDERED_AGAIN = tuple(row.key for row in ARGUMENTS if not row.handed_on)
 @cache
 def trainer_groups() -> tuple[FlagGroup, ...]:
     """Return the classes of a script's own arguments."""
-    return flag_groups(TRAINER_SUBJECTS, ARGUMENTS)
+    return deepspeed_groups(("trainer", "named trainers"), ARGUMENTS)
 
 
 def trainer_group(name: str, values: Sequence[str]) -> FlagGroup | None:
@@ -359,10 +330,16 @@ def trainer_group(name: str, values: Sequence[str]) -> FlagGroup | None:
     off = " ".join(values).lower() in OFF_VALUES and bool(values)
     if group is None or not off or group.flag_class.kind != UNKNOWN or group.holds(name, values):
         return group
-    return next(each for each in trainer_groups() if each.title == OFF.title)
+    return next(each for each in trainer_groups() if each.title == OFF)
+
+
+def is_of_named_trainers(group: FlagGroup) -> bool:
+    """Return whether a group is of trainers that are known by name: in any other script such a word may mean
+    anything."""
+    return any(group.title == each.title for each in deepspeed_groups(("named trainers",)))
 
 
 @cache
 def shipped_groups() -> tuple[FlagGroup, ...]:
     """Return the classes of the shipped trainer's arguments."""
-    return flag_groups(SHIPPED_SUBJECTS, ())
+    return deepspeed_groups(("shipped",))

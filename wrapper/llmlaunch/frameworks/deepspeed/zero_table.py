@@ -23,18 +23,6 @@ from llmlaunch.frameworks.deepspeed.setting_row import (
     DsConfigKey,
     Form,
 )
-from llmlaunch.frameworks.deepspeed.setting_subjects import (
-    CHECKPOINTS,
-    GATHERING,
-    GROUPS,
-    LOGS,
-    NO_GROUPS,
-    NOT_QUANTIZED,
-    ORDER,
-    QUANTIZED_GRADIENTS,
-    QUANTIZED_WEIGHTS,
-    SECOND_SHARD,
-)
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
@@ -86,7 +74,7 @@ def _offloaded(section: str, of: str, write: Callable[[Callable[[Recipe], Any]],
         DsConfigKey(
             f"{within}.pin_memory",
             SWITCH,
-            ORDER,
+            "how ZeRO orders its work",
             of="cluster",
             why=_PINNED,
             write=write(_pinned),
@@ -113,45 +101,36 @@ ZERO_SETTINGS = (
         write=lambda recipe, layout: layout.zero_stage,
         planned=True,
     ),
-    DsConfigKey(
-        "zero_optimization.cpu_offload",
-        SWITCH,
-        planned=True,
-        reads="layout.offload_optimizer",
-    ),
+    DsConfigKey("zero_optimization.cpu_offload", SWITCH, planned=True, reads="layout.offload_optimizer"),
     DsConfigKey(
         "zero_optimization.cpu_offload_params", SWITCH, reads="layout.offload_parameters", since="0.3.12", until="0.7.0"
     ),
     DsConfigKey(
-        "zero_optimization.cpu_offload_param",
-        SWITCH,
-        planned=True,
-        reads="layout.offload_parameters",
-        since="0.7.0",
+        "zero_optimization.cpu_offload_param", SWITCH, planned=True, reads="layout.offload_parameters", since="0.7.0"
     ),
     DsConfigKey("zero_optimization.cpu_offload_use_pin_memory", SWITCH, since="0.3.12"),
     DsConfigKey(
         "zero_optimization.contiguous_gradients",
         SWITCH,
-        GATHERING,
+        "buckets, and what ZeRO 3 gathers",
         why="gradients do not fragment memory",
         write=_always(1, True),
     ),
     DsConfigKey(
         "zero_optimization.reduce_scatter",
         SWITCH,
-        ORDER,
+        "how ZeRO orders its work",
         why="a rank is sent the gradients of its own shard alone",
         write=_always(1, True),
     ),
-    DsConfigKey("zero_optimization.allgather_partitions", SWITCH, ORDER),
-    DsConfigKey("zero_optimization.round_robin_gradients", SWITCH, ORDER, since="0.4.4"),
-    DsConfigKey("zero_optimization.stage3_gather_16bit_weights_on_model_save", SWITCH, CHECKPOINTS, since="0.6.0"),
-    DsConfigKey("zero_optimization.stage3_gather_fp16_weights_on_model_save", subject=CHECKPOINTS, since="0.3.14"),
+    DsConfigKey("zero_optimization.allgather_partitions", SWITCH, "how ZeRO orders its work"),
+    DsConfigKey("zero_optimization.round_robin_gradients", SWITCH, "how ZeRO orders its work", since="0.4.4"),
+    DsConfigKey("zero_optimization.stage3_gather_16bit_weights_on_model_save", SWITCH, "checkpoints", since="0.6.0"),
+    DsConfigKey("zero_optimization.stage3_gather_fp16_weights_on_model_save", subject="checkpoints", since="0.3.14"),
     DsConfigKey(
         "zero_optimization.reduce_bucket_size",
         COUNT,
-        GATHERING,
+        "buckets, and what ZeRO 3 gathers",
         of="model",
         why=_BUCKET,
         write=_of_recipe(1, bucket_elements),
@@ -160,7 +139,7 @@ ZERO_SETTINGS = (
     DsConfigKey(
         "zero_optimization.allgather_bucket_size",
         COUNT,
-        ORDER,
+        "how ZeRO orders its work",
         of="model",
         why=_BUCKET,
         write=_of_recipe(1, bucket_elements),
@@ -169,7 +148,7 @@ ZERO_SETTINGS = (
     DsConfigKey(
         "zero_optimization.overlap_comm",
         SWITCH,
-        GATHERING,
+        "buckets, and what ZeRO 3 gathers",
         of="cluster",
         why="on a GPU gradients are reduced beside the backward pass",
         write=_of_recipe(1, _pinned),
@@ -178,17 +157,17 @@ ZERO_SETTINGS = (
     DsConfigKey(
         "zero_optimization.sub_group_size",
         COUNT,
-        GATHERING,
+        "buckets, and what ZeRO 3 gathers",
         of="layout.offload_optimizer",
         why="stepped together; smaller where only a share of the states is offloaded",
         write=_from_stage(3, sub_group_elements),
         since="0.3.12",
     ),
-    DsConfigKey("zero_optimization.zero_hpz_partition_size", COUNT, SECOND_SHARD, since="0.10.0"),
+    DsConfigKey("zero_optimization.zero_hpz_partition_size", COUNT, "a second shard of the parameters", since="0.10.0"),
     DsConfigKey(
         "zero_optimization.stage3_prefetch_bucket_size",
         COUNT,
-        GATHERING,
+        "buckets, and what ZeRO 3 gathers",
         of="model",
         why=_BUCKET,
         write=_of_recipe(3, bucket_elements),
@@ -201,7 +180,7 @@ ZERO_SETTINGS = (
     DsConfigKey(
         "zero_optimization.stage3_param_persistence_threshold",
         COUNT,
-        GATHERING,
+        "buckets, and what ZeRO 3 gathers",
         why="smaller tensors, norms, stay whole",
         write=_always(3, PERSISTENT_PARAMETER),
         prices="persistent_elements",
@@ -212,7 +191,7 @@ ZERO_SETTINGS = (
     DsConfigKey(
         "zero_optimization.stage3_max_live_parameters",
         COUNT,
-        GATHERING,
+        "buckets, and what ZeRO 3 gathers",
         of="model",
         why=_LIVE,
         write=_of_recipe(3, live_parameters),
@@ -224,7 +203,7 @@ ZERO_SETTINGS = (
     DsConfigKey(
         "zero_optimization.stage3_max_reuse_distance",
         COUNT,
-        GATHERING,
+        "buckets, and what ZeRO 3 gathers",
         of="model",
         why=_LIVE,
         write=_of_recipe(3, live_parameters),
@@ -234,18 +213,18 @@ ZERO_SETTINGS = (
     ),
     DsConfigKey(
         "zero_optimization.stage3_model_persistence_threshold",
-        subject=GATHERING,
+        subject="buckets, and what ZeRO 3 gathers",
         prices="persistent_total",
         old=("model_persistence_threshold",),
         since="0.7.0",
     ),
     DsConfigKey(
         "zero_optimization.stage3_allgather_sequential",
-        subject=GATHERING,
+        subject="buckets, and what ZeRO 3 gathers",
         old=("allgather_sequential",),
         since="0.18.5",
     ),
-    DsConfigKey("zero_optimization.memory_efficient_linear", subject=GATHERING, since="0.9.0"),
+    DsConfigKey("zero_optimization.memory_efficient_linear", subject="buckets, and what ZeRO 3 gathers", since="0.9.0"),
     DsConfigKey(
         "zero_optimization.offload_optimizer.ratio",
         SHARE,
@@ -258,34 +237,19 @@ ZERO_SETTINGS = (
     *_on_nvme("offload_optimizer", fast_init=ANY, pipeline_read=ANY),
     *_offloaded("offload_param", "layout.offload_parameters", _parameters),
     *_on_nvme("offload_param", buffer_size=COUNT, max_in_cpu=COUNT),
+    DsConfigKey("zero_optimization.zero_quantized_weights", subject="quantized weights", since="0.10.0"),
+    DsConfigKey("zero_optimization.zero_quantized_nontrainable_weights", subject="quantized weights", since="0.10.2"),
+    DsConfigKey("zero_optimization.zero_quantized_gradients", subject="quantized gradients", since="0.10.0"),
     DsConfigKey(
-        "zero_optimization.zero_quantized_weights",
-        subject=QUANTIZED_WEIGHTS,
-        by_value=(("false", NOT_QUANTIZED),),
-        since="0.10.0",
+        "zero_optimization.mics_shard_size", subject="model states shared within groups", since="0.9.2", until="0.19.7"
     ),
     DsConfigKey(
-        "zero_optimization.zero_quantized_nontrainable_weights",
-        subject=QUANTIZED_WEIGHTS,
-        by_value=(("false", NOT_QUANTIZED),),
-        since="0.10.2",
+        "zero_optimization.mics_hierarchical_params_gather", subject="no groups", since="0.9.2", until="0.19.7"
     ),
+    DsConfigKey("zero_optimization.ignore_unused_parameters", subject="how ZeRO orders its work", since="0.4.0"),
     DsConfigKey(
-        "zero_optimization.zero_quantized_gradients",
-        subject=QUANTIZED_GRADIENTS,
-        by_value=(("false", NOT_QUANTIZED),),
-        since="0.10.0",
+        "zero_optimization.log_trace_cache_warnings", SWITCH, "logs, curves and profiles of time", since="0.16.4"
     ),
-    DsConfigKey(
-        "zero_optimization.mics_shard_size",
-        subject=GROUPS,
-        by_value=(("-1", NO_GROUPS),),
-        since="0.9.2",
-        until="0.19.7",
-    ),
-    DsConfigKey("zero_optimization.mics_hierarchical_params_gather", subject=NO_GROUPS, since="0.9.2", until="0.19.7"),
-    DsConfigKey("zero_optimization.ignore_unused_parameters", subject=ORDER, since="0.4.0"),
-    DsConfigKey("zero_optimization.log_trace_cache_warnings", SWITCH, LOGS, since="0.16.4"),
-    DsConfigKey("zero_optimization.elastic_checkpoint", subject=ORDER, since="0.3.3"),
-    DsConfigKey("zero_optimization.load_from_fp32_weights", subject=ORDER),
+    DsConfigKey("zero_optimization.elastic_checkpoint", subject="how ZeRO orders its work", since="0.3.3"),
+    DsConfigKey("zero_optimization.load_from_fp32_weights", subject="how ZeRO orders its work"),
 )

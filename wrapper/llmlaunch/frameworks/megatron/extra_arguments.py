@@ -19,6 +19,7 @@ from llmlaunch.frameworks.flag_classes import (
     class_arguments,
     flag_table,
     group_of,
+    with_rows,
 )
 from llmlaunch.frameworks.megatron.arguments import decided_names, planned_arguments
 from llmlaunch.frameworks.megatron.facts import MegatronOptions
@@ -89,10 +90,7 @@ def megatron_groups() -> tuple[FlagGroup, ...]:
         for dest, subject in column("subject").items()
         if dest not in column("decides") and group_of(groups, dest, ()) is None
     }
-    return tuple(
-        replace(group, patterns={**group.patterns, **{dest: () for dest in subjects if subjects[dest] == group.title}})
-        for group in groups
-    )
+    return with_rows(groups, subjects)
 
 
 def _is_default(flag: ParserFlag, values: Sequence[str]) -> bool:
