@@ -13,8 +13,8 @@ that is not the same is a difference, Megatron-LM's value first; so is a field o
 one: what both build the first rank's layers of, as text. With "check": true the program's own check judges instead, and
 the answer is its exit code and what it prints. With "defaults", names of fields, the answer is what Bridge's classes
 have for each of them; with "rows": true, what Bridge's own dataset makes of the first two rows; with "packed": true,
-what the program's own `--pack` leaves for the training; with "presets": true, what each of Bridge's performance presets
-sets. Each job has a process of its own, because frameworks keep their state in the process.
+what the program's own `--pack` leaves for the training. Each job has a process of its own, because frameworks keep
+their state in the process.
 """
 
 # ruff: noqa: E402 (frameworks are imported after what they take for granted)
@@ -48,7 +48,6 @@ import stand_ins
 stand_ins.install()
 
 import absent_packages
-import bridge_presets
 import torch
 from megatron.core.dist_checkpointing.strategies import torch as _strategies  # noqa: F401 (before what it would look for)
 
@@ -84,9 +83,6 @@ def judge(job: Answer) -> Answer:
     fake_cuda.HOPPER.major, fake_cuda.HOPPER.minor = capability
     torch.cuda.get_device_capability = lambda *args, **options: capability
     engine._get_device_compute_capability.cache_clear()
-    if job.get("presets"):
-        bridge_presets.install(PACKAGES)
-        return dict(bridge_presets.presets(PACKAGES))
     settings = json.loads(json.dumps(job["settings"]), object_hook=entry.with_variables)
     if job.get("check"):
         return checked(settings, job)

@@ -11,7 +11,6 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.bridge.backend import MegatronBridge
-from llmlaunch.frameworks.bridge.presets import preset_for
 from llmlaunch.frameworks.bridge.settings import settings_of
 from llmlaunch.frameworks.flag_classes import NEUTRAL, UNKNOWN
 from llmlaunch.frameworks.megatron.flags.table import FLAGS, bridge_fields
@@ -371,35 +370,3 @@ def test_an_argument_without_a_field_is_refused_by_name() -> None:
     recipe = on_bridge("llama3-8b", "training.save_interval=10", "training.checkpoint_path=/c", f"{NON_PERSISTENT}=2")
     with pytest.raises(UserError, match=rf"{NON_PERSISTENT}: backend: megatron-bridge has no setting for it"):
         settings_of(recipe, EVEN)
-
-
-def test_bridges_own_preset_is_told_and_not_taken() -> None:
-    recipe = on_bridge("llama3-8b")
-    rendered = render(recipe, EVEN)
-    made, name = json.loads(rendered.files["bridge.json"]), "llama3_8b_pretrain_64gpu_h100_bf16_config"
-    assert made["model"]["cross_entropy_loss_fusion"] is False
-    assert rendered.settings["model.cross_entropy_loss_fusion"].why.endswith(f"Bridge's preset {name} would set true")
-    assert "preset" not in rendered.settings["model.num_layers"].why
-    (note,) = rendered.notes
-    assert note == MegatronBridge().notes(recipe, EVEN)[0]
-    assert f"{name}, is not taken; it would set model.context_parallel_size 2 (here 1), " in note
-    assert "ddp.grad_reduce_in_fp32 false (here true)" in note
-    assert "model.moe_" not in note
-
-
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        ((), "llama3_8b_pretrain_64gpu_h100_bf16_config"),
-        (("nodes=1",), "llama3_8b_pretrain_8gpu_h100_bf16_config"),
-        (("training.fp8=tensorwise",), "llama3_8b_pretrain_64gpu_h100_fp8cs_config"),
-        (("model=llama3.1-70b",), "llama3_70b_pretrain_64gpu_h100_bf16_config"),
-        (("model=mistral-7b",), None),
-        (ADAPTED, None),
-        (("training.fp8=blockwise",), None),
-        (("training.precision=fp16",), None),
-    ],
-)
-def test_the_preset_of_model_gpu_and_number_format_is_told(overrides: tuple[str, ...], name: str | None) -> None:
-    preset = preset_for(on_bridge("llama3-8b", *overrides))
-    assert (preset.name if preset else None) == name

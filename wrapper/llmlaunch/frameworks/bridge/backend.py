@@ -8,7 +8,6 @@ from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable
 from llmlaunch.frameworks.base import Rendered, Space, refuse_unmet, refuse_what_ifs, unrendered
 from llmlaunch.frameworks.bridge.overrides import classed_overrides
-from llmlaunch.frameworks.bridge.presets import preset_for
 from llmlaunch.frameworks.bridge.rules import ALL_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.bridge.settings import as_json, settings_of, task_of
 from llmlaunch.frameworks.flag_classes import ClassedArguments
@@ -86,9 +85,8 @@ class MegatronBridge:
         return classed_overrides(recipe)
 
     def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
-        """Return what Bridge's own preset for such a job would set, and how rows that are packed are priced."""
-        preset, packed = preset_for(recipe), (PACKED,) if recipe.data.packed else ()
-        return packed if preset is None else (preset.note(settings_of(recipe, layout)), *packed)
+        """Return how rows that are packed are priced."""
+        return (PACKED,) if recipe.data.packed else ()
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where the recipe's environment contradicts the plan, for what no backend runs, and for what
@@ -96,9 +94,6 @@ class MegatronBridge:
         refuse_what_ifs(recipe)
         refuse_unmet(recipe, ALL_REQUIREMENTS)
         settings, notes = settings_of(recipe, layout), self.notes(recipe, layout)
-        preset = preset_for(recipe)
-        if preset is not None:
-            settings = preset.beside(settings)
         entry = NodeVariable(RUN_DIR, f"/{ENTRY_FILE}")
         program = (entry, NodeVariable(RUN_DIR, f"/{SETTINGS_FILE}"))
         capability = recipe.cluster.accelerator.compute_capability
