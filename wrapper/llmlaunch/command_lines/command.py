@@ -8,20 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "LaunchProblem",
-    "Reading",
-    "ScriptContainer",
-    "StandIn",
-    "TrainerCommand",
-    "Undecided",
-    "UnreadWords",
-    "Unset",
-    "is_optional",
-    "is_unset",
-    "option_values",
-]
-
 _VARIABLE = re.compile(r"\$\{\w+\}")
 _VARIABLES = re.compile(r"(?:\$\{\w+\})+")
 

@@ -27,8 +27,6 @@ from llmlaunch.command_lines.sbatch import OF_A_TASK, Options, device_count, nod
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script
 from llmlaunch.command_lines.trainers import is_tool, trainer_of, trains_by_name
 
-__all__ = ["assumptions", "on_devices", "trainer_command", "trainer_commands"]
-
 DEEPEST = 4
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _SHELL_FILE = re.compile(r"\.(sh|bash|sbatch|slurm)\b")

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from llmlaunch.command_lines.command import LaunchProblem, is_unset
 from llmlaunch.command_lines.sbatch import Options, device_count, node_count
 
-__all__ = ["ScriptLaunch", "launch_problems"]
-
 LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[?::1\]?)?(:\d*)?", re.IGNORECASE)
 OF_SUBMISSION = re.compile(r"\$\{SLURM_SUBMIT_HOST\}")
 # a shell of each task names its own host as the one where all meet

@@ -16,17 +16,6 @@ from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 
-__all__ = [
-    "LauncherRow",
-    "accelerate_defaults",
-    "launched_devices",
-    "launched_nodes",
-    "launcher_options",
-    "launchers",
-    "text_of",
-    "visible_devices",
-]
-
 Range = tuple[int, int]
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 

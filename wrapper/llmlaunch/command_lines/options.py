@@ -15,8 +15,6 @@ from llmlaunch.command_lines.command import is_optional, is_unset, option_values
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["ScriptOptions", "true_or_false", "whole_or_none"]
-
 _NUMBER = re.compile(r"[-+]?(\d{1,32}\.?\d{0,32}|\.\d{1,32})([eE][-+]?\d{1,4})?", re.ASCII)
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0", "none", "null")
 

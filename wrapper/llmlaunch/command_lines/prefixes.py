@@ -16,8 +16,6 @@ from llmlaunch.command_lines.command import ScriptContainer, is_optional
 from llmlaunch.command_lines.sbatch import Options, srun_options
 from llmlaunch.frozen import frozen
 
-__all__ = ["Prefix", "launcher_table", "pyxis_container", "without_prefixes"]
-
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _BINDS = ("SINGULARITY_BIND", "APPTAINER_BIND", "SINGULARITY_BINDPATH", "APPTAINER_BINDPATH")
 

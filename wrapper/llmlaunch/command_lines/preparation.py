@@ -22,8 +22,6 @@ from llmlaunch.documents.slurm_options import option_forms, srun_option_problem
 from llmlaunch.documents.text import is_set_by_launcher
 from llmlaunch.rundir.values import printable, shortened
 
-__all__ = ["prepared", "surrounded"]
-
 MOST_SENTENCES = 30
 MOST_CHARACTERS = 4096  # of a setup line
 _TABLE = json.loads(Path(__file__).with_name("programs.json").read_text("utf-8"))

@@ -29,22 +29,6 @@ from llmlaunch.families.presets import preset_names
 from llmlaunch.recipe.training import Training
 from llmlaunch.user_data import with_home
 
-__all__ = [
-    "JOB_KEYS",
-    "LEFT_OUT",
-    "NO_DATA",
-    "RecipeDraft",
-    "add_job",
-    "add_model",
-    "assume_steps",
-    "file_text",
-    "full_path",
-    "is_file",
-    "job_name",
-    "recipe_name",
-    "wanted_value",
-]
-
 STAND_IN_STEPS = 1000
 NO_DATA = "the data is not known; made-up tokens are assumed, with which memory is the same"
 ZERO_STAGES = (0, 1, 2, 3)

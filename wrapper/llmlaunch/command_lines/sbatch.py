@@ -9,19 +9,6 @@ from llmlaunch.command_lines.command import is_optional
 from llmlaunch.documents.slurm_options import option_forms
 from llmlaunch.rundir.values import shortened
 
-__all__ = [
-    "OF_A_TASK",
-    "Options",
-    "device_count",
-    "node_count",
-    "of_one_task",
-    "sbatch_environment",
-    "sbatch_options",
-    "sbatch_words",
-    "srun_options",
-    "task_count",
-]
-
 Options = Mapping[str, str | int | bool]
 
 OF_A_TASK = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")

@@ -6,8 +6,6 @@ import operator
 import re
 from collections.abc import Callable
 
-__all__ = ["NotComputable", "compute"]
-
 _TOKEN = re.compile(
     r"\s*(0[xX][0-9a-fA-F]+|\d+#\w+|\d+|[A-Za-z_]\w*(?:\[[^\[\]]+\])?|\*\*|\+\+|--|<<=|>>=|<<|>>|[-+*/%&|^]=|[<>=!]=|&&|\|\||\S)",
     re.ASCII,

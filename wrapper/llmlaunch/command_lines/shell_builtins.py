@@ -15,8 +15,6 @@ from llmlaunch.command_lines.shell_test import test_outcome
 from llmlaunch.command_lines.shell_words import Expander
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["BUILTINS", "Left", "declare"]
-
 
 class Left(Exception):
     """The script, a function or a loop was left."""

@@ -12,8 +12,6 @@ from llmlaunch.command_lines.shell_test import CLASSES
 from llmlaunch.command_lines.shell_word_syntax import escaped
 from llmlaunch.rundir.foreign_values import number_in, whole_number_in
 
-__all__ = ["PRINTERS", "printf_text", "read_options"]
-
 
 def read_options(arguments: Sequence[str], with_value: str) -> tuple[dict[str, str], list[str]]:
     """Return options of one letter and the operands, as getopt reads them."""

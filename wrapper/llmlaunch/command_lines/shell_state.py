@@ -17,24 +17,6 @@ from llmlaunch.command_lines.shell_tree import Node
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = [
-    "MOST_TEXT",
-    "Array",
-    "Input",
-    "ReadingBudget",
-    "Record",
-    "ShellCommand",
-    "State",
-    "Value",
-    "exists",
-    "file_text",
-    "has_unset",
-    "plain",
-    "reason",
-    "shown",
-    "unset_names",
-]  # fmt: skip
-
 MOST_TEXT = 1 << 20
 LONGEST_PATH = 4096  # PATH_MAX of Linux
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.shell_word_syntax import METACHARACTERS, ShellSyntaxError, WordParser
 
-__all__ = ["parse_script"]
-
 DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[(?:[^\[\]\n]|\[[^\]\n]*\])*\])?(\+?)=", re.ASCII)

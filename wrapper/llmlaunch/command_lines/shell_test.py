@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from llmlaunch.command_lines.shell_state import Array, State, exists, has_unset
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["CLASSES", "ShellPattern", "test_outcome"]
-
 _BINARY = ("=", "==", "!=", "<", ">", "=~", "-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-ef", "-nt", "-ot")
 CLASSES = {
     "alpha": "A-Za-z", "digit": "0-9", "alnum": "A-Za-z0-9", "space": r"\s", "blank": r" \t", "upper": "A-Z",

@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "AndOr", "Arithmetic", "Assignment", "CaseCommand", "CaseItem", "Conditional",
-    "CountingFor", "For", "Function", "If", "LiteralText", "Node", "Parameter", "Part", "Pipeline", "Redirect",
-    "Simple", "Statements", "Substitution", "While", "Word",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class LiteralText:

@@ -11,8 +11,6 @@ from itertools import groupby
 from llmlaunch.command_lines import shell_tree as tree
 from llmlaunch.command_lines.shell_state import plain
 
-__all__ = ["METACHARACTERS", "ShellSyntaxError", "WordParser", "escaped"]
-
 DEEPEST = 40
 METACHARACTERS = " \t\n;&|<>()"
 

@@ -15,8 +15,6 @@ from llmlaunch.command_lines.shell_state import Array, State, has_unset, reason,
 from llmlaunch.command_lines.shell_test import ShellPattern
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["Expander"]
-
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _BRACES = re.compile(r"\{([^{}\s]*(?:,|\.\.)[^{}\s]*)\}")
 _RANGE = re.compile(r"(-?\d{1,9}|[a-zA-Z])\.\.(-?\d{1,9}|[a-zA-Z])(?:\.\.(-?\d{1,9}))?")

@@ -16,17 +16,6 @@ from typing import Any
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frozen import frozen
 
-__all__ = [
-    "FSDP",
-    "MEGATRON_DEEPSPEED",
-    "TrainerRow",
-    "is_tool",
-    "model_options",
-    "not_read",
-    "trainer_of",
-    "trains_by_name",
-]
-
 MEGATRON_DEEPSPEED = "Megatron-DeepSpeed"
 FSDP = "PyTorch's FSDP"
 TRAINS = re.compile(r"train|tune|sft")

@@ -14,16 +14,6 @@ from typing import Any
 from llmlaunch.causes.log_scan import scan
 from llmlaunch.rundir.foreign_values import MOST_WHOLE
 
-__all__ = [
-    "JobFacts",
-    "LogCollector",
-    "LoggedDeath",
-    "LoggedPeak",
-    "TrainingLog",
-    "UnreadableValues",
-    "plain_line",
-]
-
 MOST_TIMES = 1_000_000  # of steps; later ones are left out of the median
 MOST_DEATHS = 4096
 MOST_MESSAGES = 4096  # about memory; later ones are not read

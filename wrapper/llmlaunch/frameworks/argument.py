@@ -9,29 +9,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.recipe.datasets import BlendPart
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "ALLOCATOR_NAMES",
-    "ALLOCATOR_SETTINGS",
-    "ENVIRONMENT_REASONS",
-    "EXPANDABLE_SEGMENTS",
-    "RUN_DIR",
-    "WHOLE_SEGMENTS",
-    "Argument",
-    "NodeVariable",
-    "Reason",
-    "Word",
-    "argument",
-    "blend_words",
-    "command_words",
-    "expands_segments",
-    "flag_groups",
-    "flag_of",
-    "merged_environment",
-    "number",
-    "optional",
-    "refuse_repeats",
-]
-
 
 @frozen
 class NodeVariable:

@@ -19,23 +19,6 @@ from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import SWITCH_NAMES, ActivationTreatments, StateTreatments, Switches
 
-__all__ = [
-    "Backend",
-    "ProgressLines",
-    "RankAlone",
-    "Rendered",
-    "Requirement",
-    "Space",
-    "StateTechniques",
-    "StepTechniques",
-    "implies",
-    "parts_fused_modules",
-    "pinned_least",
-    "refuse_unmet",
-    "refuse_what_ifs",
-    "unrendered",
-]
-
 
 @frozen
 class StepTechniques(Switches, ActivationTreatments):

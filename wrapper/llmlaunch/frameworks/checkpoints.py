@@ -15,25 +15,6 @@ from llmlaunch.timing.network import host_link_bytes_per_second
 from llmlaunch.timing.step import evaluation_seconds
 from llmlaunch.units import GB, GIB
 
-__all__ = [
-    "KEY",
-    "NEW_FOLDER",
-    "NON_PERSISTENT_FOLDER",
-    "RESHARDING_FLAG",
-    "checkpoint_bytes",
-    "expected_save_seconds",
-    "lead_seconds",
-    "other_world_refusal",
-    "pause_seconds",
-    "refuse_short_time",
-    "reshards",
-    "resume_seconds",
-    "save_seconds",
-    "saved_by_parameter",
-    "skip_flag",
-    "tracker",
-]
-
 KEY: KeyPath = ("training", "checkpoint_path")
 NEW_FOLDER = "name a new folder to begin at step 0"
 

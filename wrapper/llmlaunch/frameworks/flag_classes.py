@@ -18,29 +18,6 @@ from llmlaunch.frameworks.argument import flag_groups
 from llmlaunch.frozen import frozen
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "BY_WORD",
-    "DECIDES",
-    "EITHER",
-    "LESS",
-    "LESS_OF_STATES",
-    "MORE",
-    "NEUTRAL",
-    "NO_ARGUMENTS",
-    "NO_FLAG",
-    "OF_THE_SCRIPT",
-    "PRICED",
-    "UNKNOWN",
-    "ClassedArgument",
-    "ClassedArguments",
-    "FlagClass",
-    "FlagGroup",
-    "class_arguments",
-    "flag_table",
-    "group_of",
-    "with_rows",
-]
-
 PRICED, NEUTRAL, UNKNOWN = "priced", "neutral", "unknown"
 # What an unknown argument may do: need more or less of what a step adds than was priced, or either; need less of the
 # model states, too; or decide the memory outright.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from llmlaunch.memory.estimator import RankEstimate
     from llmlaunch.recipe.types import Recipe
 
-__all__ = ["FORWARD", "REMAINDER", "TRACE_VARIABLE", "Framework"]
 
 REMAINDER = "other"
 """The term of a trace that holds what no rule of the framework's knows."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, known_version
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["checkout_version", "with_framework_version"]
-
 CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 PACKAGE_INFO = Path("megatron", "core", "package_info.py")
 MOST_BYTES = 65536

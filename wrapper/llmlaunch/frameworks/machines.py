@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from llmlaunch.frameworks.base import Requirement
 
-__all__ = ["MACHINE_REQUIREMENTS"]
-
 MACHINE_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         "no-rocm",

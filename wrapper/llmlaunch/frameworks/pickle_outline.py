@@ -14,8 +14,6 @@ from typing import Any
 
 from llmlaunch.findings import first_bytes
 
-__all__ = ["Outline", "first_pickle", "read_outline"]
-
 MOST_INSTRUCTIONS = 300_000
 """Limit for one file, about a second of work; the arguments of Megatron-LM take 3,000."""
 

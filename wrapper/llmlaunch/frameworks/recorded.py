@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from llmlaunch.frozen import frozen
 from llmlaunch.recipe.frameworks import FRAMEWORKS, FrameworkName, FrameworkTraits
 
-__all__ = ["MEGATRON_FSDP", "RECORDED_TRAINERS", "RecordedTrainer"]
-
 MEGATRON_FSDP = "megatron-fsdp"
 
 

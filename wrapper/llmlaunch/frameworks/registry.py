@@ -10,17 +10,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "backend_for",
-    "framework_named",
-    "framework_of",
-    "omitted_alone",
-    "rank_alone",
-    "recorded_name",
-    "timed_name",
-    "trained_with",
-]
-
 
 def framework_named(name: str) -> Framework:
     """Return the framework of that name; the modules of the others are not imported. Raises KeyError for a name that no

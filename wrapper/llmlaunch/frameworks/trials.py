@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["DIES", "FITS", "NUMBER_OF_TRIALS", "TIGHT", "Trial"]
-
 FITS, TIGHT, DIES = "fits", "tight", "dies"
 NUMBER_OF_TRIALS = 6
 

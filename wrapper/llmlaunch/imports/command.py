@@ -11,8 +11,6 @@ from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.command_lines.shell_state import file_text
 from llmlaunch.command_lines.trainers import not_read, trainer_of
 
-__all__ = ["read_command"]
-
 
 def read_command(command: TrainerCommand) -> Reading:
     """Return the recipe of a command, read by the reader of its trainer.

@@ -30,8 +30,6 @@ from llmlaunch.imports.logs_wandb import (
 )
 from llmlaunch.rundir.files import MOST_APPENDED_BYTES, bounded_lines, open_regular, parse_json, read_bytes
 
-__all__ = ["is_record_file", "read_logs"]
-
 HEAD_BYTES = 64 * 2**10
 WANDB_CONFIG = "config.yaml"  # W&B writes it into the folder of its summary
 LINES_BEFORE, MESSAGE_LINES = 12, 5  # of a message about memory, as causes/log_scan.py reads them

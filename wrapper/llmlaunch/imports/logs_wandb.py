@@ -21,18 +21,6 @@ from llmlaunch.rundir.files import parse_json
 from llmlaunch.rundir.foreign_values import number_in
 from llmlaunch.rundir.values import number
 
-__all__ = [
-    "WANDB",
-    "cells_of",
-    "is_chart",
-    "is_history",
-    "is_summary",
-    "megatron_arguments",
-    "read_chart",
-    "read_history",
-    "read_summary",
-]
-
 WANDB = "W&B"
 _DEVICE = re.compile(r"(?:system[./])?gpu\.(?P<gpu>\d+)\.memoryAllocated(?P<bytes>Bytes)?(?:/l:.*)?")
 _SAMPLED = "sampled, so the peak was this or more"

@@ -31,18 +31,6 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import printable, shortened
 
-__all__ = [
-    "RecipeSource",
-    "dumped",
-    "holds_arguments",
-    "read_source",
-    "read_with_settings",
-    "recipe_text",
-    "undecided_keys",
-    "with_cluster",
-    "without_devices",
-]
-
 FILES = (".json", ".yaml", ".yml")
 MOST_COMMENTS = 40
 # Options of sbatch that ask for devices, which memory does not depend on: what is wrong with them is a launch problem.

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from llmlaunch.frameworks.base import Rendered
     from llmlaunch.frameworks.framework import Framework
 
-__all__ = ["ScriptWords"]
 
 SETTINGS_FILES = ("--deepspeed", "--deepspeed-config")
 

@@ -25,8 +25,6 @@ from llmlaunch.layout import OFFLOAD_LAYERS, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_BRIDGE
 
-__all__ = ["MegatronBridge"]
-
 PACKED = (
     "data.packed: global_batch_size counts sequences of several rows each; memory is that of full sequences, and "
     "attention is timed as though each were one row, so that a step of short rows is faster"

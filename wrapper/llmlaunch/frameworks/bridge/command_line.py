@@ -40,8 +40,6 @@ from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import dest_of
 from llmlaunch.frameworks.megatron.words import read_words
 
-__all__ = ["read_bridge"]
-
 RUNNER = "run_recipe"
 KIND = "megatron-bridge"
 RECIPE_VARIABLES = {ALLOCATOR_SETTINGS: EXPANDABLE_SEGMENTS}  # recipes/utils/environment_utils.py, 0.6

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from ...causes.pattern import Frame, Pattern
 
-__all__ = ["FRAMES", "PATTERNS"]
-
 PATTERNS = (
     Pattern("bad_arguments", r"^Megatron-Bridge refuses its settings: ", "llmlaunch, trainers/megatron_bridge.py"),
     Pattern(

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from llmlaunch.frameworks.base import Backend
     from llmlaunch.recipe.types import Recipe
 
-__all__ = ["FRAMEWORK"]
 
 FIELDS_UNREAD = "fields of Bridge's that backend.extra_args sets are not in the trace"
 

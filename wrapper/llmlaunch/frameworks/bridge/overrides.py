@@ -25,8 +25,6 @@ from llmlaunch.frameworks.megatron.extra_arguments import megatron_flag_class
 from llmlaunch.frameworks.megatron.parser import NEWEST, core_parser
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["classed_overrides", "overrides"]
-
 Settings = dict[str, tuple[Any, Reason]]
 
 NEUTRAL_SECTIONS = {

@@ -15,19 +15,6 @@ from llmlaunch.frameworks.megatron.flags.row import Parsed
 from llmlaunch.frameworks.megatron.flags.table import bridge_fields
 from llmlaunch.frameworks.megatron.parser import NEWEST, ParserFlag, core_parser, dest_of
 
-__all__ = [
-    "PRECISION",
-    "RECIPES",
-    "STAGES",
-    "bridge_arguments",
-    "field_text",
-    "known_recipes",
-    "megatron_words",
-    "plain_fields",
-    "resolved",
-    "row_fields",
-]
-
 RECIPES = Path(__file__).with_name("recipes.json")
 PRECISION, OVERLAP = "mixed_precision", "comm_overlap"
 ADAPTERS = ("peft.class", "peft.dim", "peft.target_modules")

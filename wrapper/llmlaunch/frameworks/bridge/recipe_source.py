@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["UNREAD", "Fields", "FieldsReader", "PythonModule", "flat", "script_fields"]
-
 UNREAD = "?"
 """Stands for a value that is known to Python alone."""
 HUB_MODEL, CLASS = "hub_model", "class"

@@ -14,8 +14,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES
 from llmlaunch.techniques.requests import Adapters
 
-__all__ = ["ALL_REQUIREMENTS", "BRIDGE_REQUIREMENTS", "BRIDGE_RULES", "PACKED_RULES"]
-
 SETUP = "megatron/bridge/models/gpt/gpt_builder.py and training/config.py, Megatron-Bridge 0.6"
 
 # Megatron core could, and pretrain_gpt.py has no flag; or its parser refuses what core only warns of (the loss `te`:

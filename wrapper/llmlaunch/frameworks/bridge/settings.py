@@ -25,8 +25,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["MEGATRON_DEFAULTS", "as_json", "settings_of", "task_of"]
-
 Settings = dict[str, tuple[Any, Reason]]
 """Value and reason by the dotted name of a field: "model.num_layers"."""
 

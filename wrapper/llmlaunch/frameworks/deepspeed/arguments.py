@@ -21,20 +21,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.training import MOST_WARMUP_STEPS, Training, default_schedule
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "CONFIG_FILE",
-    "CPU_ACCELERATOR",
-    "MALLOC",
-    "MODEL_FILE",
-    "REASONS",
-    "TRAINER_FILE",
-    "config_arguments",
-    "environment",
-    "trainer_arguments",
-    "warmup_argument",
-]
-
-
 CONFIG_FILE = "ds_config.json"
 MODEL_FILE = "trainer/model.json"
 TRAINER_FILE = "trainer/train.py"

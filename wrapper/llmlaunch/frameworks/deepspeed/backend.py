@@ -54,8 +54,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.trainers import TRAINER_MODULES
 
-__all__ = ["DeepSpeed"]
-
 MAMBA_KERNELS = (
     "Mamba-2 mixers need the packages mamba-ssm and causal-conv1d in the job's image or environment: without them "
     "Transformers computes in torch, slower and in several times the memory, which is not what is planned"

@@ -9,8 +9,6 @@ from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["LIVE_PARAMETERS", "PERSISTENT_PARAMETER", "bucket_elements", "live_parameters", "sub_group_elements"]
-
 # Elements in one collective. DeepSpeed's default is 5e8 (1 GB in bf16, and copies of it); 100 MB fill a link as well.
 # Of a small model a tenth, because a bucket is allocated whole.
 MOST_BUCKET = 50_000_000

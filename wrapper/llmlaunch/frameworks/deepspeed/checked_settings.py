@@ -17,8 +17,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["WrongSetting", "checked_settings", "refuse_odd_settings", "refuse_planned_settings"]
-
 
 class WrongSetting(Exception):
     """A key of a ds_config has a value of another form; the message names the dotted key and says how to correct it."""

@@ -19,8 +19,6 @@ from llmlaunch.frameworks.pickle_outline import Outline, first_pickle
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["deepspeed_findings"]
-
 SHARDED_STAGE = 3
 UNIVERSAL_FOLDER = "zero"
 ZERO_STATES = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt")

@@ -66,8 +66,6 @@ from llmlaunch.frameworks.deepspeed.trainer_source import as_trl_launches, confi
 from llmlaunch.frameworks.deepspeed.trainer_table import RENDERED_AGAIN, trainer_group
 from llmlaunch.frameworks.flag_classes import UNKNOWN
 
-__all__ = ["read_deepspeed", "read_ds_config", "read_training_args"]
-
 COMMANDS = {
     "axolotl": "src/axolotl/cli/train.py",
     "llamafactory-cli": "src/train.py",

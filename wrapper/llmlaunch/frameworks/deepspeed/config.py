@@ -20,16 +20,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "dotted_keys",
-    "ds_config",
-    "model_config",
-    "refuse_what_the_trainer_cannot_build",
-    "settings",
-    "to_json",
-]
-
-
 Json = dict[str, Any]
 
 

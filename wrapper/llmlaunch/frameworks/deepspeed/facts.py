@@ -30,26 +30,6 @@ from llmlaunch.frameworks.deepspeed.zero_settings import DEFAULT_SETTINGS, FP32_
 from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES
 
-__all__ = [
-    "BUCKET_ELEMENTS",
-    "ENGINES",
-    "HUGGING_FACE_KINDS",
-    "LOADING_NOTE",
-    "MEGATRON_FORK_KIND",
-    "OFFLOAD_GROUPS",
-    "SHIPPED_TRAINER",
-    "SUB_GROUP_ELEMENTS",
-    "DeepSpeedOptions",
-    "Engine",
-    "Share",
-    "bucket_bytes",
-    "deepspeed_facts",
-    "engine_of",
-    "loading_facts",
-    "script_facts",
-]
-
-
 VERSION = "0.19"
 # Defaults of deepspeed/runtime/zero/config.py, 0.19
 BUCKET_ELEMENTS = 500_000_000  # reduce_bucket_size, allgather_bucket_size

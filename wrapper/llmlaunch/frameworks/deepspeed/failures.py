@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...causes.pattern import Frame, Pattern
 
-__all__ = ["FRAMES", "PATTERNS"]
-
 _ENGINE = "DeepSpeed 0.19.8, runtime/engine.py"
 
 PATTERNS = (

@@ -8,8 +8,6 @@ from llmlaunch.facts import AttentionFacts, LayerFacts, MemoryFacts
 from llmlaunch.families.registry import family_named
 from llmlaunch.models.shape import CLAMPED, ModelShape
 
-__all__ = ["shipped_facts", "with_family"]
-
 
 def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
     """Return the facts of the shipped script. Its loss frees the logits; left are the fp32 log-softmax, its gradient

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from llmlaunch.memory.estimator import RankEstimate
     from llmlaunch.recipe.types import Recipe
 
-__all__ = ["FRAMEWORK"]
-
 
 class DeepSpeedFramework(Framework):
     """DeepSpeed: the shipped trainer of Hugging Face models, or a person's own script."""

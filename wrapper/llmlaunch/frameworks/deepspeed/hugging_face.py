@@ -27,32 +27,6 @@ from llmlaunch.rundir.foreign_values import whole_number_in
 from llmlaunch.rundir.values import number
 from llmlaunch.techniques.requests import FUSED_MODULES, Adapters
 
-__all__ = [
-    "AXOLOTL",
-    "FAMILIES",
-    "LENGTHS",
-    "LLAMA_FACTORY",
-    "MODELS",
-    "NAMES",
-    "OPEN_INSTRUCT",
-    "TRANSFORMERS",
-    "UNSAID_LENGTH",
-    "TrainerFamily",
-    "add_batch",
-    "ask_for_values",
-    "family_of_script",
-    "is_trainer",
-    "read_adapters",
-    "read_batch",
-    "read_length",
-    "read_new_model",
-    "read_numbers",
-    "read_saving",
-    "read_schedule",
-    "stated_model",
-    "words_of_file",
-]
-
 MODELS = model_options()
 LENGTHS = (
     *("block_size", "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len"),

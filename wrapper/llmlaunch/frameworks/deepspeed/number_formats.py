@@ -11,15 +11,6 @@ from llmlaunch.layout import Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.workload import OptimizerFormats
 
-__all__ = [
-    "FORMAT_REQUIREMENTS",
-    "FORMAT_RULES",
-    "adds_up_in_fp32",
-    "has_bf16_masters",
-    "number_rules",
-    "optimizer_states",
-]
-
 ENGINE = "deepspeed/runtime/engine.py _do_optimizer_sanity_check, 0.19.8"
 CONFIG = "deepspeed/runtime/config.py _do_error_check, 0.19.8"
 MASTERS = "deepspeed/runtime/base_optimizer.py _configure_master_weights, 0.19.8"

@@ -10,16 +10,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Reason
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "AUTO",
-    "OWN_REASON",
-    "own_leaves",
-    "own_number",
-    "own_setting",
-    "put_setting",
-    "with_own_settings",
-]
-
 AUTO = "auto"  # for Hugging Face's Trainer, which fills it in
 OWN_REASON = Reason(("backend.ds_config",), "as the recipe has it")
 

@@ -21,8 +21,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import RANK_ALONE
 
-__all__ = ["SCRIPTS_REFUSED", "rank_alone"]
-
 STARTER_FILE = "trainer/rank_alone.py"
 
 LEFT_OUT: Mapping[str, str] = {

@@ -24,8 +24,6 @@ from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, DsConfigKey
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, settings_of
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["DsConfig", "ds_config_of", "keep_precision", "parse_ds_config", "read_mapping"]
-
 COMMENT, LAST_COMMA = r"(?:#|//)[^\n]*|/\*.*?(?:\*/|\Z)", r",(?=\s*[}\]])"
 ZERO = "zero_optimization"
 PRECISION = "training.precision"

@@ -13,9 +13,6 @@ from llmlaunch.layers.short_convolution import ShortConvolution
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["ANY_RULES", "OWN_RULES", "RULES", "context_sizes", "not_split", "tensor_sizes"]
-
-
 CONFIG = "deepspeed/runtime/config.py _batch_assertion, 0.19.8"
 TRAINER = "llmlaunch/trainers/deepspeed/train.py"
 

@@ -15,9 +15,6 @@ from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["HUGGING_FACE_RULES", "KINDS", "PIPELINE_RULES", "ScriptKind", "kind_of"]
-
-
 ENGINE = "deepspeed/runtime/pipe/engine.py PipelineEngine.__init__, 0.19.8"
 
 

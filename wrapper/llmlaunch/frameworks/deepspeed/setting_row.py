@@ -14,27 +14,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import MOST_WHOLE
 
-__all__ = [
-    "ABSENT",
-    "ANY",
-    "BETAS",
-    "COUNT",
-    "DEVICE",
-    "MAPPING",
-    "NUMBER",
-    "SHARE",
-    "SIZE",
-    "STAGE",
-    "SWITCH",
-    "TEXT",
-    "WHOLE",
-    "DsConfigKey",
-    "Form",
-    "above_one",
-    "as_number",
-    "switched",
-]  # fmt: skip
-
 ABSENT: Any = object()
 """What stands for the value of a key that is not written."""
 

@@ -39,8 +39,6 @@ from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.sections import WandbRun
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["DECAYS", "FORMS", "PLANNED", "SETTINGS", "setting_groups", "settings_of"]
-
 
 def _accumulated(value: Any) -> Any:
     return {"fp32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}.get(str(value), ABSENT)

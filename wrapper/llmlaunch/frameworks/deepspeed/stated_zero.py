@@ -18,8 +18,6 @@ from llmlaunch.frameworks.deepspeed.zero_settings import DEFAULT_GATHERING, Zero
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["setting_rules", "stated_settings"]
-
 ZERO = "zero_optimization"
 
 

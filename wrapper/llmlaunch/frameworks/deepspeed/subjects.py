@@ -8,8 +8,6 @@ from typing import Protocol
 
 from llmlaunch.frameworks.flag_classes import FlagGroup, flag_table, with_rows
 
-__all__ = ["deepspeed_groups"]
-
 FLAG_CLASSES = Path(__file__).with_name("flag_classes.json")
 
 

@@ -22,12 +22,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.requests import FUSED_MODULES, Adapters
 
-__all__ = [
-    "REQUIREMENTS",
-    "TECHNIQUE_RULES",
-    "technique_arguments",
-]
-
 TRAINER = "llmlaunch/trainers/deepspeed/train.py"
 CHECKPOINTING = "transformers/modeling_layers.py GradientCheckpointingLayer, 5.23"
 ZERO = "deepspeed/runtime/zero/config.py, 0.19.8"

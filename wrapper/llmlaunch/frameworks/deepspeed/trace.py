@@ -19,8 +19,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["deepspeed_job", "deepspeed_terms"]
-
 STEPS = 2
 
 Group = Mapping[str, Any]  # storages alike: bytes together, phase, site, module, role, the phase they were let go of in

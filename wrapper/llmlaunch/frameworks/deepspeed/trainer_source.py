@@ -15,8 +15,6 @@ from llmlaunch.command_lines.recipe_draft import RecipeDraft, file_text
 from llmlaunch.command_lines.trainers import FSDP, not_read
 from llmlaunch.frameworks.deepspeed.read_config import DsConfig, ds_config_of, parse_ds_config, read_mapping
 
-__all__ = ["as_trl_launches", "configuration", "is_trl", "read_fsdp"]
-
 OF_FSDP = ("fsdp", "fsdp_config", "fsdp_transformer_layer_cls_to_wrap")
 NOT_READ = {"FSDP": "FSDP of accelerate", "MEGATRON_LM": "Megatron-LM of accelerate"}
 

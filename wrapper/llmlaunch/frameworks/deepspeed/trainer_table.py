@@ -22,17 +22,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "ARGUMENTS",
-    "DECAYS",
-    "RENDERED_AGAIN",
-    "TrainerArgument",
-    "is_of_named_trainers",
-    "shipped_groups",
-    "trainer_group",
-    "trainer_groups",
-]
-
 OFF = "switched off"
 OFF_VALUES = ("false", "no", "none", "null", "0", "0.0")
 SCHEDULES = {None: "cosine", "cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}

@@ -20,8 +20,6 @@ from llmlaunch.rundir.foreign_values import number_in, whole_number_in
 from llmlaunch.rundir.step_lines import StepLines
 from llmlaunch.units import GIB
 
-__all__ = ["DeepSpeedLines", "printed_by_megatron_deepspeed", "trainer_overrides"]
-
 DEEPSPEED = "DeepSpeed"
 _SIZE = r"([\d.]+) ?GB"
 _USAGE = re.compile(rf"\bMA {_SIZE}\s+Max_MA {_SIZE}\s+CA {_SIZE}\s+Max_CA {_SIZE}")

@@ -17,8 +17,6 @@ from llmlaunch.rundir.foreign_values import literal_in, number_in
 from llmlaunch.rundir.values import count_above_zero, number, objects_in
 from llmlaunch.units import MIB
 
-__all__ = ["TRANSFORMERS", "TransformersLines", "read_results", "read_trainer_state"]
-
 TRANSFORMERS = "Transformers"
 _PEAKED = "train_mem_gpu_peaked_delta"
 _SUMMANDS = ("before_init_mem_gpu", "init_mem_gpu_alloc_delta", "train_mem_gpu_alloc_delta", _PEAKED)

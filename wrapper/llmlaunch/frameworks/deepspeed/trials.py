@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from llmlaunch.frameworks.trials import DIES, FITS, TIGHT, Trial
 
-__all__ = ["TRIALS"]
-
 TRIALS = (
     Trial(FITS, zero_stage=1, fill=0.40),
     Trial(FITS, zero_stage=2, fill=0.55, micro_batch_size=4),

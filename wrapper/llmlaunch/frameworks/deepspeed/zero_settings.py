@@ -11,16 +11,6 @@ from typing import Any
 
 from llmlaunch.facts import Gathering
 
-__all__ = [
-    "BF16_STATES",
-    "DEFAULT_GATHERING",
-    "DEFAULT_SETTINGS",
-    "FP32_STATES",
-    "ZeroSettings",
-    "recorded_settings",
-    "settings_of_record",
-]
-
 FP32_STATES, BF16_STATES = "fp32", "bf16"
 DEFAULT_GATHERING = Gathering()
 

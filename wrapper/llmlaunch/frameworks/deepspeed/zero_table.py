@@ -26,8 +26,6 @@ from llmlaunch.frameworks.deepspeed.setting_row import (
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["ZERO_SETTINGS"]
-
 _BUCKET = "elements in one collective: a tenth of the model, 1 to 50 million; the estimate counts 3"
 _LIVE = "no more than the model has; the estimate counts them"
 _PINNED = "page-locked memory is what a GPU copies from without waiting"

@@ -17,8 +17,6 @@ from llmlaunch.frameworks.megatron.parser import dest_of, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["decided_names", "planned_arguments"]
-
 
 def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
     """Return the arguments of the script without `backend.extra_args`, each with the recipe keys that decide it. Where

@@ -35,9 +35,6 @@ from llmlaunch.layout import Layout, Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import MEGATRON_CHECK, MEGATRON_DATASET
 
-__all__ = ["MegatronLM", "environment", "implementation_record", "kernel_notes", "shipped_script", "variable_reasons"]
-
-
 SCRIPT, HYBRID_SCRIPT = "pretrain_gpt.py", "pretrain_hybrid.py"
 CHECKOUT_VARIABLE = "MEGATRON_LM_PATH"
 CHECKER_FILE = "trainer/megatron_check.py"

@@ -9,8 +9,6 @@ from llmlaunch.findings import Finding, doubtful, host_path, missing, path_state
 from llmlaunch.frameworks.framework_version import CHECKOUT_VARIABLE, checkout_version
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["checkout_findings", "needs_checkout_variable"]
-
 
 def checkout_findings(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what is wrong with the checkout that the recipe names, or that the variable names where the job is

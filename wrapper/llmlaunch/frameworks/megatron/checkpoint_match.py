@@ -18,8 +18,6 @@ from llmlaunch.frameworks.megatron.saved_job import RUN_CONFIG, SavedJob, bridge
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["differing_sizes", "megatron_findings", "saved_job"]
-
 # Names of megatron/training/checkpointing.py get_checkpoint_name, core 0.19: tensor rank, then pipeline rank where
 # there is a pipeline, then expert rank where experts are spread.
 SPLIT_FOLDER = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")

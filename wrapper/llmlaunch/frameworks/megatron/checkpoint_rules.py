@@ -6,8 +6,6 @@ from llmlaunch.frameworks.argument import ALLOCATOR_NAMES, EXPANDABLE_SEGMENTS
 from llmlaunch.frameworks.base import Requirement
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding, pinned_stages
 
-__all__ = ["CHECKPOINT_REQUIREMENTS"]
-
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 KEY = "training.checkpoint_format"
 

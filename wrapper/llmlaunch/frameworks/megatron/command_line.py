@@ -33,8 +33,6 @@ from llmlaunch.recipe.command_line_paths import absolute_paths
 from llmlaunch.recipe.layout_keys import ASKED_ONLY
 from llmlaunch.recipe.load import recipe_from
 
-__all__ = ["model_values", "read_megatron", "read_namespace", "read_values", "with_stand_ins"]
-
 SCRIPTS = ("pretrain_gpt.py", "pretrain_hybrid.py")
 KIND = "megatron-lm"
 # Models that are no decoder of equal layers, by `dest`.

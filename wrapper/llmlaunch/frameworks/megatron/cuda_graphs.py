@@ -19,15 +19,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.switches import FULL_ITERATION, WHOLE_LAYER
 
-__all__ = [
-    "GRAPH_REQUIREMENTS",
-    "GRAPH_RULES",
-    "MODULES_SINCE",
-    "graph_environment",
-    "graph_implementation",
-    "graph_scopes",
-]
-
 KEY = "layout.cuda_graphs"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.16 and 0.19"
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.16 and 0.19"

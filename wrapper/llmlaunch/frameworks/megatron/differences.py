@@ -25,16 +25,6 @@ from llmlaunch.frameworks.megatron.words import MegatronWords, read_words
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "OF_TOKENIZER",
-    "VOCABULARY",
-    "Differences",
-    "compared",
-    "equal",
-    "pinned_layout",
-    "rendered_namespace",
-]
-
 OF_DATA = ("split", "data_cache_path", "tokenizer_type", "tokenizer_model")
 OF_TOKENIZER = ("tokenizer_model", "vocab_file", "merge_file", "vocab_extra_ids", "null_tokenizer_eod_id")
 # What rendering leaves to the extra arguments where the recipe's key is absent, by `dest`.

@@ -30,8 +30,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["classed_arguments", "megatron_flag_class", "megatron_groups", "with_extra_arguments"]
-
 FLAG_CLASSES = Path(__file__).with_name("flag_classes.json")
 DEFAULT = FlagClass(NEUTRAL, "the parser's own default")
 # megatron/core/transformer/dot_product_attention.py, core 0.19: nothing else reads them

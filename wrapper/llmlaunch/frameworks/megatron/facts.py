@@ -22,9 +22,6 @@ from llmlaunch.facts import (
 from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats
 
-__all__ = ["FP32_ROUTER_EXPERTS", "FUSED_LOSSES", "LOSSES", "MegatronOptions", "megatron_facts", "megatron_fsdp_facts"]
-
-
 AMPERE, HOPPER = 8.0, 9.0
 # Forward and backward multiplications of a layer that `--tp-comm-overlap` overlaps, each with a buffer of its own and
 # three streams' workspaces together (transformer_engine/pytorch/module/base.py initialize_ub, 2.20).

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ...causes.pattern import Frame, Pattern
 
-__all__ = ["FRAMES", "PATTERNS"]
-
 _RANK = r"\bRank \d{1,9}, node \S{1,200}, device \d{1,9}, iteration #\d{1,15}: "
 _RERUN = "Megatron-LM core 0.19, megatron/core/rerun_state_machine.py"
 _CHECKPOINTING = "Megatron-LM core 0.16 and 0.19, megatron/training/checkpointing.py"

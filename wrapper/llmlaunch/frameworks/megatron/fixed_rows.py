@@ -15,8 +15,6 @@ from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["FIXED_ROW_REQUIREMENTS", "FIXED_ROW_RULES"]
-
 KEY, STASH = "layout.expert_rank_capacity_factor", "layout.paged_stash"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 EXPERTS = "megatron/core/transformer/moe/experts.py TEGroupedMLP._is_fused_impl_supported, core 0.19"

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from llmlaunch.memory.estimator import RankEstimate
     from llmlaunch.recipe.types import Recipe
 
-__all__ = ["CORE", "FRAMEWORK", "OnMegatronCore"]
 
 CORE = "megatron-core"
 

@@ -16,13 +16,6 @@ from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.layout import Layout, Rule, Situation
 from llmlaunch.models.sections import BUILT_BY_CORE, CONV_KERNEL, PARTS, SCAN_CHUNK, Mamba
 
-__all__ = [
-    "HYBRID_REQUIREMENTS",
-    "HYBRID_RULES",
-    "SPECIFICATION",
-    "hybrid_pattern",
-]
-
 STACK = "megatron/core/models/hybrid/hybrid_block.py HybridStack, core 0.19"
 SPECIFICATION = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
 

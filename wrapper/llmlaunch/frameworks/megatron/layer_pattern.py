@@ -8,8 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["MOST_LAYERS", "layer_pattern"]
-
 MOST_LAYERS = 10_000
 _OPERATORS = {ast.Add: operator.add, ast.Mult: operator.mul}
 

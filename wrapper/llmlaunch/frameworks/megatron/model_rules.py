@@ -15,8 +15,6 @@ from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, Router, natural_activation
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["MODEL_REQUIREMENTS", "MODEL_RULES", "OF_DEEPEP", "PARSER", "before_hopper"]
-
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 BUILDER = "megatron/training/argument_utils.py core_transformer_config_from_args, core 0.19"
 PARSER = "megatron/training/arguments.py, core 0.19"

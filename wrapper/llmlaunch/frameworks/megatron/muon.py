@@ -8,8 +8,6 @@ from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layers.model import model_of
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["MUON_REQUIREMENTS"]
-
 KEY = "training.optimizer"
 FACTORY = "megatron/core/optimizer/__init__.py _get_megatron_emerging_optimizer, core 0.19"
 LAYER_WISE = "megatron/core/optimizer/layer_wise_optimizer.py LayerWiseDistributedOptimizer, core 0.19"

@@ -18,8 +18,6 @@ from llmlaunch.frameworks.megatron.read_hybrid import one_pattern
 from llmlaunch.frameworks.megatron.words import Value, Values, default_values, typed_value
 from llmlaunch.techniques.switches import GraphScope
 
-__all__ = ["Namespace", "namespace_of"]
-
 DEFAULT_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py
 LEGACY_SPLIT = "969,30,1"
 PIPELINE_NOTATIONS = (

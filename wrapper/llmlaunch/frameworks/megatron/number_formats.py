@@ -16,9 +16,6 @@ from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["NUMBER_REQUIREMENTS", "NUMBER_RULES", "number_record"]
-
-
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 OPTIMIZER = "megatron/core/optimizer/optimizer_config.py, core 0.19"

@@ -21,8 +21,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques.switches import FULL_ITERATION
 from llmlaunch.timing.constants import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
 
-__all__ = ["state_techniques", "step_techniques", "usable_libraries"]
-
 Modules = tuple[str, ...]
 Switches = dict[str, Any]
 

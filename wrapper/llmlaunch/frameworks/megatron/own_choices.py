@@ -12,8 +12,6 @@ from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import core_parser, rendered_version
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["is_own_choice", "own_choices", "unknown_library"]
-
 Values = Sequence[str]
 
 

@@ -14,17 +14,6 @@ from pathlib import Path
 
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "KNOWN_VERSIONS",
-    "NEWEST",
-    "CoreParser",
-    "ParserFlag",
-    "core_parser",
-    "dest_of",
-    "known_version",
-    "rendered_version",
-]
-
 KNOWN_VERSIONS = ("0.16", "0.19")
 NEWEST = KNOWN_VERSIONS[-1]
 

@@ -10,9 +10,6 @@ from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.frameworks.megatron.model_rules import PARSER, before_hopper
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 
-__all__ = ["POOLED_REQUIREMENTS", "POOLED_RULES"]
-
-
 POOLED = "megatron/core/transformer/experimental_attention_variant/csa.py, Megatron-LM d48bd6be"
 HYBRID = (
     "megatron/core/transformer/experimental_attention_variant/deepseek_v4_hybrid_attention.py, Megatron-LM d48bd6be"

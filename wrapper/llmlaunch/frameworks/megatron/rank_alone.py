@@ -28,8 +28,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques.switches import FULL_ITERATION
 from llmlaunch.trainers import RANK_ALONE
 
-__all__ = ["LEFT_OUT", "REFUSED", "omitted_techniques", "rank_alone"]
-
 FAKE = "--fake-process-group"
 STARTER_FILE = "trainer/rank_alone.py"
 

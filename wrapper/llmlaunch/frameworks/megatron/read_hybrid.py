@@ -13,8 +13,6 @@ from llmlaunch.frameworks.megatron.flags.row import PATTERN
 from llmlaunch.frameworks.megatron.hybrid import SPECIFICATION
 from llmlaunch.models.sections import PARTS
 
-__all__ = ["one_pattern", "refuse_other_parts"]
-
 STAGE, MODULE = "|", "/"
 EARLIER_SPECIFICATION = ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
 EXPANSION = 2  # of MambaMixer, where nothing says how many heads there are

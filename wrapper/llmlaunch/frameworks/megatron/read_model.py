@@ -32,9 +32,6 @@ from llmlaunch.models.shape import (
     SlidingWindow,
 )
 
-__all__ = ["read_model"]
-
-
 # Rows of the embedding that a tokenizer asks for, by its type or name: len(tokenizer), as build_tokenizer reads it. The
 # first that fits decides.
 TOKENIZERS: tuple[tuple[str, int], ...] = (

@@ -11,8 +11,6 @@ from llmlaunch.frameworks.megatron.flags.training import read_warmup
 from llmlaunch.frameworks.megatron.namespace import Namespace
 from llmlaunch.recipe.datasets import WITHOUT_MODEL, TokenizerType
 
-__all__ = ["read_data", "read_training"]
-
 
 def read_training(space: Namespace, draft: RecipeDraft) -> dict[str, Any]:
     """Return the mapping `training:`; the draft lacks each length and size of the batch that these values do not say,

@@ -37,9 +37,6 @@ from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.workload import NO_NUMBER_FORMATS
 
-__all__ = ["ALL_REQUIREMENTS", "ALL_RULES", "MIXTURE_REQUIREMENTS", "RULES", "rules_for"]
-
-
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 BLOCK = "megatron/core/transformer/transformer_block.py get_num_layers_to_build, core 0.19"

@@ -20,14 +20,6 @@ from llmlaunch.findings import first_bytes
 from llmlaunch.frameworks.pickle_outline import Outline, first_pickle
 from llmlaunch.frozen import frozen
 
-__all__ = [
-    "RUN_CONFIG",
-    "SavedJob",
-    "bridge_job",
-    "megatron_job",
-    "sizes_in",
-]
-
 RUN_CONFIG = "run_config.yaml"
 COMMON_FILE = "common.pt"
 RANK_FILE = "model_optim_rng.pt"

@@ -14,17 +14,6 @@ from llmlaunch.layout import Rule, Situation
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "FIRST_STAGE",
-    "SHARDING_REQUIREMENTS",
-    "SHARDING_RULES",
-    "asks_for_sharding",
-    "pinned_stages",
-    "sharding_facts",
-    "sharding_techniques",
-]
-
-
 STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 FIRST_STAGE = min(STRATEGIES)
 KEY = "layout.zero_stage"

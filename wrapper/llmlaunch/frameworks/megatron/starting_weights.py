@@ -14,8 +14,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["other_model", "weights_problem"]
-
 KEY: KeyPath = ("training", "start_from")
 ITERATION = re.compile(r"iter_\d{7}")
 

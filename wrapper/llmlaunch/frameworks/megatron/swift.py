@@ -23,8 +23,6 @@ from llmlaunch.frameworks.megatron.parser import NEWEST, core_parser
 from llmlaunch.frameworks.megatron.words import read_words
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["read_llama_factory", "read_megatron_swift"]
-
 
 @dataclass(frozen=True)
 class Dialect:

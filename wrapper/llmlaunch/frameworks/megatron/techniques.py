@@ -15,15 +15,6 @@ from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_NONE, REC
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = [
-    "OVERLAP_REQUIREMENTS",
-    "OVERLAP_RULES",
-    "REQUIREMENTS",
-    "TECHNIQUE_RULES",
-    "technique_environment",
-]
-
-
 Words = tuple[str, ...]
 ARGUMENTS = "megatron/training/arguments.py validate_args, core 0.19"
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"

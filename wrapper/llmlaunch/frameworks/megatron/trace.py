@@ -22,8 +22,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["megatron_job", "megatron_terms"]
-
 BRIDGE = "megatron-bridge"
 
 # The tokenizer's files lie on the cluster. What of it takes memory is the number of its words, which is said here.

@@ -17,8 +17,6 @@ from llmlaunch.rundir.foreign_values import UNREADABLE, literal_in, number_in, w
 from llmlaunch.rundir.step_lines import StepLines
 from llmlaunch.units import GB, MIB
 
-__all__ = ["ARGUMENTS_BEGIN", "MegatronLines", "five_digits"]
-
 MEGATRON = "Megatron-LM"
 ARGUMENTS_BEGIN = b"------------------------ arguments ------------------------"
 _ARGUMENTS_END = "-------------------- end of arguments"

@@ -15,13 +15,6 @@ from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, ParserFlag, cor
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
-__all__ = [
-    "VERSION_REQUIREMENTS",
-    "VERSION_RULES",
-    "rendered_arguments",
-    "rules_of_version",
-]
-
 
 def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
     """Return `planned` as the recipe's version takes it, and what a person should know of it.

@@ -12,8 +12,6 @@ from llmlaunch.layout import Rule, Situation
 from llmlaunch.memory.job import chunk_ranges
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["VISION_REQUIREMENTS", "VISION_RULES"]
-
 MODEL = "megatron/bridge/models/qwen_vl/modelling_qwen3_vl/model.py Qwen3VLModel, Megatron-Bridge 0.6"
 PROVIDER = "megatron/bridge/models/qwen_vl/qwen3_vl_provider.py Qwen3VLModelProvider.provide, Megatron-Bridge 0.6"
 LINEAR = "megatron/core/extensions/transformer_engine.py, core 0.19"

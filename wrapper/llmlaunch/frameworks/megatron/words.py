@@ -21,8 +21,6 @@ from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, ParserFlag, core_parser
 from llmlaunch.rundir.foreign_values import literal_in
 
-__all__ = ["MegatronWords", "Value", "Values", "default_values", "read_words", "typed_value"]
-
 Value = object
 Values = Mapping[str, Value]
 

@@ -19,19 +19,6 @@ from llmlaunch.frameworks.megatron.flags.row import (
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = [
-    "ATTENTION_FLAGS",
-    "DELTA_FLAGS",
-    "DELTA_NETS",
-    "INDEXER_SIZES",
-    "SPARSE",
-    "SPARSE_KERNELS",
-    "VARIANT",
-    "VARIANTS",
-    "linear_period",
-    "windowed",
-]
-
 SCALING = "model.rope_scaling"
 DELTA_NETS, SPARSE = "gated_delta_net", "dsa"
 VARIANTS = (DELTA_NETS, SPARSE)  # of --experimental-attention-variant that recipes describe

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from llmlaunch.frameworks.megatron.parser import ParserFlag
 from llmlaunch.frozen import frozen
 
-__all__ = ["EARLIER", "EARLIER_NEUTRAL", "EarlierFlag"]
-
 
 @frozen
 class EarlierFlag:

@@ -12,8 +12,6 @@ from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
 from llmlaunch.recipe.datasets import SHARES, WITHOUT_MODEL, TokenizerType
 
-__all__ = ["CHECKPOINT_FLAGS", "DATA_FLAGS"]
-
 CHECKPOINT = "checkpoint"  # the section of Bridge
 NUMBERS, HUGGING_FACE = "NullTokenizer", "HuggingFaceTokenizer"
 MASK_BYTES_TOLD = 2**28  # of one sequence: 16,384 tokens

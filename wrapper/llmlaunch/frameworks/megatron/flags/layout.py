@@ -39,8 +39,6 @@ from llmlaunch.frameworks.megatron.sharding import (
     made_in_shards,
 )
 
-__all__ = ["LAYOUT_FLAGS"]
-
 ADAM, DDP = "optimizer", "ddp"  # sections of Bridge
 SPLIT, STAGE = "layout.layers_by_stage", "layout.zero_stage"
 HIDES = "hides communication"

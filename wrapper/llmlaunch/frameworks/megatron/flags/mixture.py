@@ -20,8 +20,6 @@ from llmlaunch.frameworks.megatron.flags.row import (
 )
 from llmlaunch.models.shape import SQUARED
 
-__all__ = ["DISPATCH_LIBRARY", "MIXTURE_FLAGS", "one_of"]
-
 ROUTER = "model.moe.router"
 ROWS, STASH = "layout.expert_rank_capacity_factor", "layout.paged_stash"
 DISPATCH_LIBRARY = "moe_flex_dispatcher_backend"

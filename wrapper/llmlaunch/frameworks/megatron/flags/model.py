@@ -20,16 +20,6 @@ from llmlaunch.frameworks.megatron.hybrid import SPECIFICATION, hybrid_pattern
 from llmlaunch.models.shape import CLAMP, CLAMPED, SQUARED
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = [
-    "ACTIVATION_FLAGS",
-    "MIXER_FLAGS",
-    "PATTERN_FLAGS",
-    "PREDICTION_FLAGS",
-    "SIZES",
-    "SIZE_FLAGS",
-    "SWITCH_FLAGS",
-]
-
 
 def _latent(space: Space) -> bool:
     return bool(space.get("multi_latent_attention"))

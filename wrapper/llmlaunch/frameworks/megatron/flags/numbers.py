@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from llmlaunch.frameworks.megatron.flags.row import MODEL, PARSED, Field, Flag, PlannedJob, Space, chosen, flag, within
 
-__all__ = ["NUMBER_FLAGS", "UNCHECKED"]
-
 ADAM, DDP = "optimizer", "ddp"  # sections of Bridge
 FP8, FP4, OPTIMIZER = "training.fp8", "training.fp4", "training.optimizer"
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")

@@ -16,25 +16,6 @@ from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = [
-    "HEADS",
-    "MODEL",
-    "PARSED",
-    "PATTERN",
-    "STAGES",
-    "Explained",
-    "Field",
-    "Flag",
-    "Parsed",
-    "PlannedJob",
-    "SinceThen",
-    "Space",
-    "alias",
-    "chosen",
-    "flag",
-    "within",
-]
-
 Space = Mapping[str, Any]
 """Values by the parser's `dest` (namespace.py)."""
 STAGES, HEADS = "layers_by_stage", "mtp_stage"

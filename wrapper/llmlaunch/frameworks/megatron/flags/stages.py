@@ -9,19 +9,6 @@ from itertools import groupby
 
 from llmlaunch.layout import Layout
 
-__all__ = [
-    "CHUNKS",
-    "EMBEDDING",
-    "FIRST",
-    "LAST",
-    "LAYERS_OF_A_CHUNK",
-    "LOSS",
-    "STAGE_FLAGS",
-    "WRITTEN",
-    "stage_flags",
-    "written_layout",
-]
-
 Split = tuple[int, ...]
 
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"

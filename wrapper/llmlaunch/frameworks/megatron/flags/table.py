@@ -26,8 +26,6 @@ from llmlaunch.frameworks.megatron.flags.techniques import TECHNIQUE_FLAGS
 from llmlaunch.frameworks.megatron.flags.training import LOG_FLAGS, TRAINING_FLAGS
 from llmlaunch.recipe.types import recipe_form
 
-__all__ = ["FLAGS", "bridge_fields", "column", "read_section", "written_arguments"]
-
 
 def _on(subject: str, *rows: Flag) -> tuple[Flag, ...]:
     """Return rows with the subject of those that name none, and whose flags a person may pass on."""

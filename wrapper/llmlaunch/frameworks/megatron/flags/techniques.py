@@ -24,8 +24,6 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE
 from llmlaunch.techniques.switches import FULL_ITERATION, WHOLE_LAYER, GraphScope
 from llmlaunch.techniques.treatments import OffloadModule, RecomputeModule
 
-__all__ = ["TECHNIQUE_FLAGS"]
-
 ADAM, DDP = "optimizer", "ddp"  # sections of Bridge
 MOST_LAYERS = 10_000
 

@@ -20,8 +20,6 @@ from llmlaunch.recipe.sections import NO_TRACKING
 from llmlaunch.recipe.training import default_schedule
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["LOG_FLAGS", "TRAINING_FLAGS", "evaluates", "is_weight", "read_warmup", "warmup_steps"]
-
 ADAM, LOGGER = "optimizer", "logger"  # sections of Bridge
 BATCH = "training.global_batch_size"
 STEPS = ("training.steps", "training.tokens")
