@@ -64,6 +64,15 @@ class Family:
     DEFAULT_LEAF_MODULE_CLASSES, 0.19.8)."""
     wide_norms: bool = False
     """Whether norms of the class keep what they normalized in fp32, before they multiply by their weight."""
+    torch_norms: bool = False
+    """Whether norms of the class are torch's own, which keep nothing beside their input, and its activation is written
+    out."""
+    one_projection: bool = False
+    """Whether queries, keys and values come of one linear that the backward pass keeps whole, and heads lie apart."""
+    wide_router: bool = False
+    """Whether the router of the class computes in fp32."""
+    whole_sequences: bool = False
+    """Whether layers of the class read the tokens before their own, which no split of DeepSpeed's passes on."""
     has_plain_plan: bool = True
     """Whether the tensor-parallel plan of the class has the styles alone that DeepSpeed's AutoTP takes."""
     whole_heads: bool = False

@@ -62,6 +62,7 @@ FAMILY = Family(
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     other_keys=GROUPS,
     needs=("moe",),
+    wide_router=True,
     mark=lambda shape: shape.moe is not None and shape.moe.router.expert_bias,
     precedence=80,
     balances_experts=False,

@@ -84,4 +84,5 @@ FAMILY = Family(
     precedence=260,
     has_rotary=False,
     fuses_linears=True,
+    torch_norms=True,
 )

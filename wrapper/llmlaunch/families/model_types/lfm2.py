@@ -103,4 +103,5 @@ FAMILY = Family(
     },
     mark=lambda shape: shape.short_convolution is not None,
     precedence=200,
+    whole_sequences=True,
 )

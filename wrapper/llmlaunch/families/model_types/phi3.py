@@ -52,5 +52,6 @@ FAMILY = Family(
         "embd_pdrop": 0.0,
     },
     fuses_linears=True,
+    one_projection=True,
     has_plain_plan=False,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmlaunch.facts import AttentionFacts, LayerFacts, MemoryFacts
+from llmlaunch.families.family import Family
 from llmlaunch.families.registry import family_named
 from llmlaunch.models.shape import CLAMPED, ModelShape
 
@@ -22,12 +23,12 @@ def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> 
     A cap on logits keeps what tanh puts out. Phi's queries, keys and values come of one linear. A window shorter than
     the sequence is a mask of s x s booleans, which torch's attention turns into numbers.
     """
-    e = facts.layer.activation_bytes
+    e, family = facts.layer.activation_bytes, family_named(shape.family)
     states, mixture, loss, allocator = facts.states, facts.mixture, facts.loss, facts.allocator
     if shape.moe is not None:
-        wide = shape.mla is not None or shape.family == "glm4_moe"
+        wide = shape.mla is not None or family.wide_router
         mixture = replace(mixture, expert_output_weighted=True, router_input_bytes=4.0 if wide else 0.0)
-    if shape.family == "phi3":
+    if family.one_projection:
         states = replace(states, projections_apart=False)
     if shape.logit_softcap is not None:
         loss = replace(loss, logit_bytes=loss.logit_bytes + e)
@@ -38,29 +39,31 @@ def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> 
     return replace(
         facts,
         states=states,
-        layer=_layer_of_family(facts.layer, shape),
-        attention=_attention_of_family(facts.attention, shape, masked, e),
+        layer=_layer_of_family(facts.layer, shape, family),
+        attention=_attention_of_family(facts.attention, shape, family, masked, e),
         mixture=mixture,
         loss=loss,
         allocator=allocator,
     )
 
 
-def _layer_of_family(layer: LayerFacts, shape: ModelShape) -> LayerFacts:
+def _layer_of_family(layer: LayerFacts, shape: ModelShape, family: Family) -> LayerFacts:
     """Return what norms and activations of a family keep. Gemma's norm, as GPT-OSS' and OLMo's, keeps what it
     normalized in fp32 before it multiplies (GemmaRMSNorm). GPT-2's is torch's own, which keeps nothing more, and its
     activation is written out (NewGELUActivation): three more results."""
     e = layer.activation_bytes
-    if shape.zero_centered_norm or family_named(shape.family).wide_norms:
+    if shape.zero_centered_norm or family.wide_norms:
         layer = replace(layer, norm_extra_bytes=layer.norm_extra_bytes + max(4.0 - e, 0.0))
-    if shape.family == "gpt2":
+    if family.torch_norms:
         layer = replace(layer, norm_extra_bytes=0.0, norm_backward_bytes=0.0, ungated_activation_bytes=3.0 * e)
     if shape.activation == CLAMPED:
         layer = replace(layer, clamped_activation_bytes=3.0 * e)
     return layer
 
 
-def _attention_of_family(attention: AttentionFacts, shape: ModelShape, masked: bool, width: float) -> AttentionFacts:
+def _attention_of_family(
+    attention: AttentionFacts, shape: ModelShape, family: Family, masked: bool, width: float
+) -> AttentionFacts:
     """Return what attention of a family keeps, where windows are `masked`, in a precision of `width` bytes.
 
     Where a part of each head may be turned, heads lie apart and are brought together before the projection
@@ -68,9 +71,9 @@ def _attention_of_family(attention: AttentionFacts, shape: ModelShape, masked: b
     2), nor have sinks, whose softmax stays in the precision (eager_attention_forward of modeling_gpt_oss.py). With a
     mask, keys and values are copied to every head (`use_gqa_in_sdpa`, integrations/sdpa_attention.py).
     """
-    if shape.rotary_percent != 1.0 or shape.family == "phi3":
+    if shape.rotary_percent != 1.0 or family.one_projection:
         attention = replace(attention, attention_output_copied=True)
-    if shape.family == "phi3":
+    if family.one_projection:
         attention = replace(attention, mixed_projection_kept=True)
     if shape.attention_sinks:
         # the gradient that leaves the softmax, zeros for those of the sinks and the sum of both (traced)

@@ -95,7 +95,8 @@ def tensor_plan(s: Situation) -> BoolColumn:
 
 def convolutions_unsplit(s: Situation) -> BoolColumn:
     model = model_of(s.shape)
-    convolved = s.shape.family == "lfm2" or model.has(ShortConvolution) or model.has(Mamba2)
+    whole = family_named(s.shape.family).whole_sequences
+    convolved = whole or model.has(ShortConvolution) or model.has(Mamba2)
     return implies(s.layouts.tensor * s.layouts.context > 1, not convolved)
 
 
