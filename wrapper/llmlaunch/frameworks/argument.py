@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
+from llmlaunch.layout import Layout
 from llmlaunch.recipe.datasets import BlendPart
 from llmlaunch.recipe.types import Recipe
 
@@ -60,6 +62,19 @@ def optional(flag: str, value: object, of: str | tuple[str, ...] = (), why: str 
     if value is None or value is False:
         return ()
     return (argument(flag, *(() if value is True else (value,)), of=of, why=why),)
+
+
+def planned_value(recipe: Recipe, layout: Layout, key: str) -> Any:
+    """Return what the recipe or the plan has under a dotted key; None where a section of it is absent."""
+    section, *names = key.split(".")
+    owner: Any = {"model": recipe.model, "training": recipe.training}.get(section, recipe)
+    if section == "layout":
+        owner = layout if hasattr(layout, names[0]) else recipe.techniques
+    elif owner is recipe:
+        names = [section, *names]
+    for name in names:
+        owner = getattr(owner, name, None)
+    return owner
 
 
 def number(value: float) -> str:

@@ -119,11 +119,11 @@ def stated(recipe: Recipe, layout: Layout, key: str) -> Any:
 
 @pytest.mark.parametrize("row", RENDERED, ids=lambda row: row.key)
 def test_what_a_row_writes_is_read_into_the_same_recipe_key(row: DsConfigKey) -> None:
-    written = [(recipe, layout) for recipe, layout in jobs() if row.write(recipe, layout) is not ABSENT]
+    written = [(recipe, layout) for recipe, layout in jobs() if row.value(recipe, layout) is not ABSENT]
     assert written
     for recipe, layout in written:
         config = ds_config(recipe, layout)
-        assert value_at(config, row.key) == row.write(recipe, layout)
+        assert value_at(config, row.key) == row.value(recipe, layout)
         reading = read_ds_config(json.dumps(config))
         if row.reads or row.planned:
             key = row.reads or PLANNED[row.key]

@@ -74,7 +74,7 @@ def _refuse_later_formats(recipe: Recipe) -> None:
     is known."""
     version = recipe.backend.runs_version
     for row in settings_of("training.optimizer"):
-        if version is not None and row.is_after(version) and row.write(recipe, Layout()) is not ABSENT:
+        if version is not None and row.is_after(version) and row.value(recipe, Layout()) is not ABSENT:
             raise UserError(
                 f"{recipe.path}: {PLANNED[row.key]}: is rendered with {row.key}, which DeepSpeed {version} does not "
                 f"have (it came with {row.since}); remove it, or name another backend.version"

@@ -27,7 +27,7 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
     """The whole of ds_config.json. The batch triple is exact: total = micro x accumulation x data."""
     config: Json = {}
     for row in SETTINGS:
-        value = row.write(recipe, layout)
+        value = row.value(recipe, layout)
         if value is not ABSENT:
             put_setting(config, row.key, value)
     return config

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmlaunch.command_lines.options import true_or_false
-from llmlaunch.frameworks.argument import Reason
+from llmlaunch.frameworks.argument import Reason, planned_value
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
@@ -76,17 +76,57 @@ def _nothing(recipe: Recipe, layout: Layout) -> Any:
 
 
 @frozen
-class DsConfigKey:
-    """One key of ds_config.json, dotted as in the file.
+class DeepSpeedRow:
+    """What is written, as a rule from one recipe key.
 
     Attributes:
+        key: Its name: dotted as in ds_config.json, or that of an argument.
         form: What a value must be where a file is read.
-        subject: The group of flag_classes.json whose class it has as an argument of the person's own.
-        of: Recipe keys that decide the rendered value, where it is not the one of `reads` alone; `why` says what a
-            reader would not guess from them.
-        write: Returns the rendered value, ABSENT where the key is not rendered.
+        subject: The group of flag_classes.json whose class it has as an argument of the person's own, where no word of
+            another group holds it.
+        of: Recipe keys that decide the rendered value, where it is not the one that is written, or that of `reads`;
+            `why` says what a reader would not guess from them.
+        write: Returns the rendered value, ABSENT where nothing is rendered; or the recipe key whose value is.
+        reads: The recipe key that it is read into.
+        since, until: The first release that has it, and the first that has it no more.
+    """
+
+    key: str
+    form: Form = ANY
+    subject: str = ""
+    of: str | tuple[str, ...] = ()
+    why: str = ""
+    write: str | Callable[[Recipe, Layout], Any] = _nothing
+    reads: str = ""
+    since: str = ""
+    until: str | None = None
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether rendering writes it for some recipe."""
+        return self.write is not _nothing
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The recipe keys that decide the rendered value."""
+        keys = self.of or (self.write if isinstance(self.write, str) else self.reads) or ()
+        return (keys,) if isinstance(keys, str) else keys
+
+    def value(self, recipe: Recipe, layout: Layout) -> Any:
+        """Return the rendered value; ABSENT where nothing is rendered."""
+        if not isinstance(self.write, str):
+            return self.write(recipe, layout)
+        value = planned_value(recipe, layout, self.write)
+        return ABSENT if value is None else value
+
+
+@frozen
+class DsConfigKey(DeepSpeedRow):
+    """One key of ds_config.json.
+
+    Attributes:
         planned: Whether the recipe decides it, so that `backend.ds_config` may not say it.
-        reads: The recipe key that a file's value is read into, by `read`, which returns ABSENT for a value that says
+        read: Returns the value of the recipe key that a file's value is read into, ABSENT for a value that says
             nothing; `kept` leaves the key in the file all the same. What several keys say together (the batch, what
             leaves the device) is read by functions of read_config.py and command_line.py, the inverses of `write`.
         unwritten: By ZeRO stage, what reading writes for a file that lacks the key: DeepSpeed's default, where
@@ -95,19 +135,11 @@ class DsConfigKey:
         adds: Why rendering may add the key to a file that was read without it, where that is not DeepSpeed's default.
         prices: The field of Gathering that its number sets; `automatic` is what "auto" stands for.
         old: Other names that DeepSpeed takes for it.
-        since, until: The first DeepSpeed that has it ("0.3" is any), and the first that has it no more.
         splits: The size of the layout above 1 with which it is rendered.
         uncounted: Whether it changes what is computed or kept in ways that no estimate counts.
     """
 
-    key: str
-    form: Form = ANY
-    subject: str = ""
-    of: str | tuple[str, ...] = ()
-    why: str = ""
-    write: Callable[[Recipe, Layout], Any] = _nothing
     planned: bool = False
-    reads: str = ""
     read: Callable[[Any], Any] = lambda value: value
     kept: bool = False
     unwritten: tuple[Any, Any, Any, Any] = (ABSENT,) * 4
@@ -116,21 +148,9 @@ class DsConfigKey:
     prices: str = ""
     automatic: Callable[[Recipe], int] | None = None
     old: tuple[str, ...] = ()
-    since: str = "0.3"
-    until: str | None = None
+    since: str = "0.3"  # any
     splits: str = ""
     uncounted: bool = False
-
-    @property
-    def is_rendered(self) -> bool:
-        """Whether rendering writes the key for some recipe."""
-        return self.write is not _nothing
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The recipe keys that decide the rendered value."""
-        keys = self.of or self.reads or ()
-        return (keys,) if isinstance(keys, str) else keys
 
     @property
     def reason(self) -> Reason:

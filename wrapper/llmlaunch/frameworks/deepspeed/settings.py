@@ -112,13 +112,7 @@ SETTINGS: tuple[DsConfigKey, ...] = (
         write=lambda recipe, layout: recipe.workload.global_batch_size if layout.tensor == 1 else ABSENT,
         planned=True,
     ),
-    DsConfigKey(
-        "train_micro_batch_size_per_gpu",
-        SIZE,
-        of="layout.micro_batch_size",
-        write=lambda recipe, layout: layout.micro_batch_size,
-        planned=True,
-    ),
+    DsConfigKey("train_micro_batch_size_per_gpu", SIZE, write="layout.micro_batch_size", planned=True),
     DsConfigKey(
         "gradient_accumulation_steps",
         SIZE,
@@ -127,13 +121,7 @@ SETTINGS: tuple[DsConfigKey, ...] = (
         write=lambda recipe, layout: layout.num_microbatches(recipe.workload.global_batch_size),
         planned=True,
     ),
-    DsConfigKey(
-        "gradient_clipping",
-        NUMBER,
-        of="training.gradient_clipping",
-        write=lambda recipe, layout: recipe.training.gradient_clipping,
-        planned=True,
-    ),
+    DsConfigKey("gradient_clipping", NUMBER, write="training.gradient_clipping", planned=True),
     DsConfigKey(
         "zero_allow_untested_optimizer",
         subject="numbers of the schedule and the optimizer",
@@ -152,8 +140,7 @@ SETTINGS: tuple[DsConfigKey, ...] = (
     DsConfigKey(
         "steps_per_print",
         subject="logs, curves and profiles of time",
-        of="training.log_interval",
-        write=lambda recipe, layout: recipe.training.log_interval,
+        write="training.log_interval",
         adds="DeepSpeed reports as often as the trainer does",
     ),
     DsConfigKey(

@@ -15,7 +15,7 @@ from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import RUN_DIR, Argument, NodeVariable, argument
 from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, warmup_argument
-from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
+from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, DeepSpeedRow
 from llmlaunch.frameworks.deepspeed.subjects import deepspeed_groups
 from llmlaunch.frameworks.flag_classes import UNKNOWN, FlagGroup, group_of
 from llmlaunch.frozen import frozen
@@ -31,53 +31,27 @@ DECAYS = {name: decay for decay, name in SCHEDULES.items() if decay} | {"constan
 """Transformers' names of a schedule, and the recipe's decay."""
 
 
-def _nothing(recipe: Recipe, layout: Layout) -> Any:
-    return ABSENT
-
-
 @frozen
-class TrainerArgument:
-    """One field of TrainingArguments, by its name.
+class TrainerArgument(DeepSpeedRow):
+    """One field of TrainingArguments.
 
     Attributes:
-        subject: The group of flag_classes.json whose class it has as an argument of the person's own, where no word of
-            another group holds it.
-        of: Recipe keys that decide the rendered value, where it is not the one of `reads` alone; `why` says what a
-            reader would not guess from them.
-        write: Returns the rendered value, a tuple of several words, an Argument with a reason of its own, or ABSENT.
+        write: Returns the rendered value as that of any row, a tuple of several words, or an Argument with a reason of
+            its own.
         default: What stands for the Trainer's own default where a command says nothing.
-        reads: The recipe key that it is read into: by `read`, or by a function of hugging_face.py where the value is
-            no function of one option alone.
+        read: Returns the value of the recipe key that it is read into; None where a function of hugging_face.py reads
+            it, because the value is no function of one option alone.
         handed_on: Whether a script's own words stay with the script although rendering may write the argument.
-        since, until: The first transformers that has it ("4.0" is any), and the first that has it no more.
     """
 
-    key: str
-    subject: str = ""
-    of: str | tuple[str, ...] = ()
-    why: str = ""
-    write: Callable[[Recipe, Layout], Any] = _nothing
     default: Any = ABSENT
-    reads: str = ""
     read: Callable[[ScriptOptions, str], Any] | None = None
     handed_on: bool = False
-    since: str = "4.0"
-    until: str | None = None
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The recipe keys that decide the rendered value."""
-        keys = self.of or self.reads or ()
-        return (keys,) if isinstance(keys, str) else keys
-
-    @property
-    def is_rendered(self) -> bool:
-        """Whether rendering writes the argument for some recipe."""
-        return self.write is not _nothing
+    since: str = "4.0"  # any
 
     def rendered(self, recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         """Return the argument as HfArgumentParser takes it; nothing where the recipe leaves it out."""
-        value = self.write(recipe, layout)
+        value = self.value(recipe, layout)
         if value is ABSENT:
             return ()
         if isinstance(value, Argument):
@@ -151,15 +125,15 @@ def _reported(recipe: Recipe, layout: Layout) -> Any:
 ARGUMENTS = (
     TrainerArgument(
         "per_device_train_batch_size",
-        "batch and length",
-        write=lambda recipe, layout: layout.micro_batch_size,
+        subject="batch and length",
+        write="layout.micro_batch_size",
         default=8,
         reads="layout.micro_batch_size",
     ),
     TrainerArgument("per_gpu_train_batch_size", reads="layout.micro_batch_size", until="5.0"),
     TrainerArgument(
         "gradient_accumulation_steps",
-        "batch and length",
+        subject="batch and length",
         of=("training.global_batch_size", "layout.micro_batch_size", "layout.data"),
         write=lambda recipe, layout: layout.num_microbatches(recipe.workload.global_batch_size),
         default=1,
@@ -167,14 +141,14 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "max_steps",
-        "numbers of the schedule and the optimizer",
+        subject="numbers of the schedule and the optimizer",
         of=("training.steps", "training.tokens"),
-        write=lambda recipe, layout: recipe.training.steps,
+        write="training.steps",
         reads="training.steps",
     ),
     TrainerArgument(
         "learning_rate",
-        "numbers of the schedule and the optimizer",
+        subject="numbers of the schedule and the optimizer",
         write=lambda recipe, layout: repr(recipe.training.learning_rate),
         default=5.0e-5,
         reads="training.learning_rate",
@@ -193,9 +167,8 @@ ARGUMENTS = (
     TrainerArgument("warmup_ratio", reads="training.warmup_steps", since="4.4", until="5.15"),
     TrainerArgument(
         "weight_decay",
-        "numbers of the schedule and the optimizer",
-        of="training.weight_decay",
-        write=lambda recipe, layout: recipe.training.weight_decay,
+        subject="numbers of the schedule and the optimizer",
+        write="training.weight_decay",
         default=0.0,
         reads="training.weight_decay",
         read=ScriptOptions.number,
@@ -214,38 +187,35 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "max_grad_norm",
-        "numbers of the schedule and the optimizer",
-        write=lambda recipe, layout: recipe.training.gradient_clipping,
+        subject="numbers of the schedule and the optimizer",
+        write="training.gradient_clipping",
         default=1.0,
         reads="training.gradient_clipping",
         read=ScriptOptions.number,
     ),
     TrainerArgument(
         "seed",
-        "seeds and data",
-        write=lambda recipe, layout: recipe.training.seed,
+        subject="seeds and data",
+        write="training.seed",
         default=42,
         reads="training.seed",
         read=ScriptOptions.whole,
     ),
+    TrainerArgument("logging_steps", write="training.log_interval", default=500, reads="training.log_interval"),
     TrainerArgument(
-        "logging_steps",
-        write=lambda recipe, layout: recipe.training.log_interval,
-        default=500,
-        reads="training.log_interval",
+        "bf16", subject="precision", write=_in("bf16"), default=False, reads="training.precision", since="4.13"
     ),
-    TrainerArgument("bf16", "precision", write=_in("bf16"), default=False, reads="training.precision", since="4.13"),
-    TrainerArgument("fp16", "precision", write=_in("fp16"), reads="training.precision"),
+    TrainerArgument("fp16", subject="precision", write=_in("fp16"), reads="training.precision"),
     TrainerArgument(
         "gradient_checkpointing",
-        "recomputed activations",
+        subject="recomputed activations",
         of="layout.recompute",
         write=lambda recipe, layout: "True" if layout.recompute == RECOMPUTE_FULL else ABSENT,
         default=False,
         reads="layout.recompute",
         since="4.11",
     ),
-    TrainerArgument("output_dir", "logs, reports and names", write=_folder, reads="training.checkpoint_path"),
+    TrainerArgument("output_dir", subject="logs, reports and names", write=_folder, reads="training.checkpoint_path"),
     TrainerArgument(
         "save_strategy",
         write=lambda recipe, layout: "steps" if _saves(recipe) else "no",
@@ -266,35 +236,39 @@ ARGUMENTS = (
     ),
     TrainerArgument(
         "eval_strategy",
-        "validation",
+        subject="validation",
         of="training.evaluation",
         write=_evaluating(lambda recipe, layout: "steps"),
         handed_on=True,
         since="4.41",
     ),
     TrainerArgument(
-        "eval_steps", "when it validates", of="training.evaluation", write=_evaluating(_interval), handed_on=True
+        "eval_steps",
+        subject="when it validates",
+        of="training.evaluation",
+        write=_evaluating(_interval),
+        handed_on=True,
     ),
     TrainerArgument(
         "per_device_eval_batch_size",
-        "validation",
+        subject="validation",
         of="layout.micro_batch_size",
         write=_evaluating(lambda recipe, layout: layout.micro_batch_size),
         handed_on=True,
     ),
     TrainerArgument(
-        "report_to", "logs, reports and names", of="tracking", write=_reported, handed_on=True, since="4.3"
+        "report_to", subject="logs, reports and names", of="tracking", write=_reported, handed_on=True, since="4.3"
     ),
     TrainerArgument(
         "run_name",
-        "logs, reports and names",
+        subject="logs, reports and names",
         of="tracking.wandb.name",
         write=lambda recipe, layout: NodeVariable("WANDB_NAME") if recipe.tracking.wandb else ABSENT,
         handed_on=True,
     ),
     TrainerArgument(
         "deepspeed",
-        "configuration of DeepSpeed",
+        subject="configuration of DeepSpeed",
         of="backend",
         why="ds_config.json",
         write=lambda recipe, layout: NodeVariable(RUN_DIR, f"/{CONFIG_FILE}"),

@@ -92,13 +92,7 @@ def _on_nvme(section: str, **forms: Form) -> tuple[DsConfigKey, ...]:
 
 
 ZERO_SETTINGS = (
-    DsConfigKey(
-        "zero_optimization.stage",
-        STAGE,
-        of="layout.zero_stage",
-        write=lambda recipe, layout: layout.zero_stage,
-        planned=True,
-    ),
+    DsConfigKey("zero_optimization.stage", STAGE, write="layout.zero_stage", planned=True),
     DsConfigKey("zero_optimization.cpu_offload", SWITCH, planned=True, reads="layout.offload_optimizer"),
     DsConfigKey(
         "zero_optimization.cpu_offload_params", SWITCH, reads="layout.offload_parameters", since="0.3.12", until="0.7.0"

@@ -7,7 +7,7 @@ from dataclasses import MISSING, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from llmlaunch.frameworks.argument import Argument, NodeVariable, Reason, number
+from llmlaunch.frameworks.argument import Argument, NodeVariable, Reason, number, planned_value
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, dest_of
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
@@ -48,15 +48,7 @@ class PlannedJob:
 
     def value(self, key: str) -> Any:
         """Return what the recipe or the plan has under a dotted key; None where a section of it is absent."""
-        section, *names = key.split(".")
-        owner: Any = {"model": self.shape, "training": self.training}.get(section, self.recipe)
-        if section == "layout":
-            owner = self.layout if hasattr(self.layout, names[0]) else self.techniques
-        elif owner is self.recipe:
-            names = [section, *names]
-        for name in names:
-            owner = getattr(owner, name, None)
-        return owner
+        return planned_value(self.recipe, self.layout, key)
 
 
 Write = Callable[[PlannedJob], object]
