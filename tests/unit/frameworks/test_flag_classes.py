@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, shipped_groups, trainer_group, trainer_groups
 from llmlaunch.frameworks.flag_classes import PRICED, FlagGroup, group_of
 from llmlaunch.frameworks.megatron.arguments import decided_names
@@ -89,6 +90,11 @@ def test_every_flag_that_a_parser_knows_is_of_exactly_one_class(table: tuple[Fla
         always, values = patterns_for(table, name)
         assert len(always) == 1 or (values and not always), f"{name}: {always}, {values}"
         assert len(values) == len(set(values)), f"{name}: {values}"
+
+
+def test_the_subject_of_a_row_of_deepspeed_is_a_group() -> None:
+    for groups, rows in ((setting_groups(), SETTINGS), (trainer_groups(), ARGUMENTS)):
+        assert {row.subject for row in rows if row.subject} <= {group.title for group in groups}
 
 
 def test_every_pattern_of_megatron_is_a_flag_that_is_not_refused() -> None:

@@ -37,8 +37,7 @@ from llmlaunch.frameworks.deepspeed.setting_row import (
     DsConfigKey,
     Form,
 )
-from llmlaunch.frameworks.deepspeed.settings import DECAYS, PLANNED, SETTINGS, setting_groups
-from llmlaunch.frameworks.flag_classes import group_of
+from llmlaunch.frameworks.deepspeed.settings import DECAYS, PLANNED, SETTINGS
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, Layout
 from llmlaunch.recipe.types import Recipe
 from support.backend_output import refused_by
@@ -160,13 +159,6 @@ def test_nothing_that_a_file_says_is_lost(row: DsConfigKey) -> None:
         said = key is not None and value_at(with_it.document, key) is not ABSENT
         named = any(row.key.startswith(word) for unread in with_it.unread for word in unread.words)
         assert kept or said or named, (name, value)
-
-
-@pytest.mark.parametrize("row", [row for row in SETTINGS if row.subject], ids=lambda row: row.key)
-def test_a_row_with_a_subject_has_its_class(row: DsConfigKey) -> None:
-    group = group_of(setting_groups(), row.key, ("of no value in the table",))
-    assert group is not None
-    assert group.title == row.subject
 
 
 def source(*parts: str) -> ast.Module:
