@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["asset"]
-
 _PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = _PACKAGE / "assets"  # laid there by the wheel build (pyproject.toml, force-include)
 _ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent.parent

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BoolColumn", "FloatColumn", "IntColumn", "NarrowColumn"]
-
 FloatColumn = NDArray[np.float64]
 IntColumn = NDArray[np.int64]
 NarrowColumn = NDArray[np.int32]  # of columns that may have ten million rows

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import errno
 
-__all__ = ["NoVerdict", "NothingSafe", "OutputLost", "SchedulerRefused", "UserError"]
-
 
 class UserError(Exception):
     """A mistake that the person can fix. The message says what, where, why and how to fix it."""

@@ -6,30 +6,6 @@ import math
 
 from llmlaunch.frozen import frozen
 
-__all__ = [
-    "NONE",
-    "AdapterFacts",
-    "AllocatorFacts",
-    "AttentionFacts",
-    "ExchangeFacts",
-    "ForeignFacts",
-    "FullSharding",
-    "FusedLoss",
-    "Gathering",
-    "GradientLife",
-    "HostFacts",
-    "LayerFacts",
-    "LayerKernels",
-    "LossFacts",
-    "MemoryFacts",
-    "MixtureFacts",
-    "Quantized",
-    "StateFacts",
-    "StepFacts",
-    "ZeroFacts",
-]
-
-
 ByStage = tuple[float, float, float, float]  # by ZeRO stage 0, 1, 2, 3
 ByPass = tuple[float, float]  # forward and backward
 NONE: ByStage = (0.0, 0.0, 0.0, 0.0)

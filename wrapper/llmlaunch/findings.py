@@ -21,24 +21,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.user_data import with_home
 
-__all__ = [
-    "DOUBTFUL",
-    "MISSING",
-    "NOTE",
-    "UNSEEN",
-    "Finding",
-    "doubtful",
-    "file_problem",
-    "first_bytes",
-    "folder_entries",
-    "host_path",
-    "missing",
-    "note",
-    "path_state",
-    "read_json",
-    "unseen",
-]
-
 MISSING, DOUBTFUL, UNSEEN, NOTE = "missing", "doubtful", "unseen", "note"
 MOST_ENTRIES = 10_000
 MOST_JSON_BYTES = 64 * 2**20

@@ -18,8 +18,6 @@ from typing import Any, NoReturn, TypeVar
 
 from typing_extensions import dataclass_transform
 
-__all__ = ["frozen"]
-
 Class = TypeVar("Class")
 
 

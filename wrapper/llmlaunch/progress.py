@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["Listener", "counting", "heard_by", "report"]
-
 Listener = Callable[[str, int, int], None]
 """Hears what is counted, how many are done, and of how many."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DAY", "GB", "GIB", "HOUR", "MIB", "MINUTE", "duration", "gib"]
-
 MIB, GIB = 2**20, 2**30
 GB = 10**9
 MINUTE, HOUR, DAY = 60, 3600, 86400  # in seconds

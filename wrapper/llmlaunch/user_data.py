@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["user_data", "with_home"]
-
 
 def user_data(environment: Mapping[str, str]) -> Path | None:
     """`$XDG_DATA_HOME/llmlaunch`, else `~/.local/share/llmlaunch`; None where there is no home directory."""

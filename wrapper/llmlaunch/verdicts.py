@@ -9,20 +9,6 @@ from collections.abc import Iterable
 
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
 
-__all__ = [
-    "COLOURS",
-    "EXIT_CODES",
-    "JUDGED",
-    "SAFE",
-    "TIGHT",
-    "UNKNOWN",
-    "UNSAFE",
-    "VERDICTS",
-    "as_verdict",
-    "first_exit_code",
-    "worst_verdict",
-]
-
 SAFE, TIGHT, UNSAFE, UNKNOWN = "safe", "tight", "unsafe", "unknown"
 
 JUDGED = (SAFE, TIGHT, UNSAFE)

@@ -7,8 +7,6 @@ from typing import Literal
 from llmlaunch.documents.keys import key, section
 from llmlaunch.frozen import frozen
 
-__all__ = ["ELEMENT_BYTES", "NO_NUMBER_FORMATS", "PRECISIONS", "NumberFormats", "OptimizerFormats", "Workload"]
-
 PRECISIONS = ("bf16", "fp16", "fp32")
 
 

@@ -13,8 +13,6 @@ from llmlaunch.calibration.evidence import DEFAULT_RISK
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
-__all__ = ["upper_share", "verdicts"]
-
 DEVICE_OUTCOMES = ("oom", "fits")
 CONFIDENCE = 0.95
 FIRST_STEPS = 1  # a run that died before its second step

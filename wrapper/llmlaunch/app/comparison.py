@@ -26,8 +26,6 @@ from llmlaunch.units import DAY
 PlanCell = Callable[[str, Sequence[str]], PlannedRun]
 """Plans a job on a cluster with overrides of its recipe."""
 
-__all__ = ["ComparedCluster", "Comparison", "compare"]
-
 
 @dataclass(frozen=True)
 class ComparedCluster:

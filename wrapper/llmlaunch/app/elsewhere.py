@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from llmlaunch.launchers.ssh.look import RemoteHost
     from llmlaunch.readiness.readiness import Readiness
 
-__all__ = ["change_elsewhere", "place_shown", "readiness_elsewhere", "with_code"]
-
 
 def with_code(run: PlannedRun, notify: Notify) -> PlannedRun:
     """Return the run with the snapshot of its code that travels with it, where the code lies on this machine."""

@@ -43,21 +43,6 @@ from llmlaunch.verdicts import UNKNOWN
 if TYPE_CHECKING:
     from llmlaunch.planner.hints import Hint
 
-__all__ = [
-    "EXPORT",
-    "AssumedJob",
-    "ExistingJob",
-    "UndecidedJob",
-    "change_in_words",
-    "hint_in_words",
-    "job_of_arguments",
-    "job_of_script",
-    "job_of_source",
-    "launch_json",
-    "no_verdict_json",
-    "reading_lines",
-    "recipe_settings",
-]
 
 MEGATRON_TRAINER = "pretrain_gpt.py"
 EXPORT = f"{ALLOCATOR_SETTINGS}={EXPANDABLE_SEGMENTS}"

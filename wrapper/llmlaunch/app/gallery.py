@@ -11,8 +11,6 @@ from llmlaunch.assets import asset
 if TYPE_CHECKING:
     from llmlaunch.recipe.types import Recipe
 
-__all__ = ["GalleryEntry", "gallery", "gallery_entries"]
-
 
 def gallery() -> dict[str, Path]:
     """Return the shipped recipes by name."""

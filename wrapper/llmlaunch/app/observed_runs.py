@@ -36,8 +36,6 @@ from llmlaunch.rundir.memory_files import summarize
 from llmlaunch.rundir.run import begun_attempts
 from llmlaunch.rundir.values import count_above_zero, to_type
 
-__all__ = ["describe_observed", "observed_directories"]
-
 GIB = 2**30
 PATH_SECTIONS = ("model", "backend", "training", "data")  # of a recipe: where a text may be a file of the job
 OF_MEMORY = re.compile(r"PYTORCH_\w*ALLOC_CONF|NVTE_\w+")  # variables that change what a rank holds

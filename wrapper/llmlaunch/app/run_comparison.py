@@ -9,8 +9,6 @@ from typing import Any
 from llmlaunch.app.evidence import Notify
 from llmlaunch.errors import UserError
 
-__all__ = ["MEASURED_KINDS", "compared", "stored_peaks"]
-
 MOST_STORED = 1000  # other runs, the newest
 MEASURED_KINDS = ("allocated", "reserved")  # of torch's allocator, beside the run's own kind
 

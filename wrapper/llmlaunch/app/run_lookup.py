@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from llmlaunch.app.evidence import Notify
     from llmlaunch.launchers.ssh.mirror import Wanted
 
-__all__ = [
-    "bring_all_up_to_date",
-    "bring_up_to_date",
-    "directory_of",
-    "note_ends",
-    "ongoing_directories",
-    "submission_in",
-    "submission_of",
-]
 
 _FILES_OF_A_RUN = (
     file_names.RUN,

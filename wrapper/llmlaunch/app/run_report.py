@@ -30,7 +30,6 @@ from llmlaunch.rundir.values import byte_count, count_above_zero, counted, numbe
 if TYPE_CHECKING:
     from llmlaunch.rundir.summary import AttemptSummary, RankSummary
 
-__all__ = ["SCHEMA", "run_report"]
 
 SCHEMA = 1
 MOST_ATTEMPTS = 200  # the newest

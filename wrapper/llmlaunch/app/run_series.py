@@ -18,8 +18,6 @@ from llmlaunch.rundir.step_lines import Step
 from llmlaunch.rundir.values import byte_count, objects_in, time_or_none
 from llmlaunch.watch.run_reader import run_facts
 
-__all__ = ["MemoryTrace", "Point", "StepTrace", "memory_trace", "step_trace", "thinned"]
-
 Point = tuple[float, float, float, float]  # place, median, least, most
 
 MOST_POINTS = 400  # of one curve: a screen shows no more

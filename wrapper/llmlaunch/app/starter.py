@@ -24,8 +24,6 @@ from llmlaunch.recipe.key_reference import recipe_keys
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import to_type
 
-__all__ = ["EDITOR_SCHEMA", "gpu_cluster_of", "starter_text"]
-
 EDITOR_SCHEMA = "llmlaunch.schema.json"
 """The recipe's JSON Schema beside a starter, which its first line names: an editor needs no network for it, and the
 line stays true in another checkout and on another machine."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from llmlaunch.rundir.run import RunHistory
     from llmlaunch.store.runs import Run
 
-__all__ = ["Measurement", "RunState", "measurements", "runs", "whole_records"]
-
 
 @dataclass(frozen=True)
 class RunState:

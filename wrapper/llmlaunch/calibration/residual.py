@@ -33,8 +33,6 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.units import GIB
 
-__all__ = ["PARTS", "Equations", "Parts", "correction_of", "equations_of"]
-
 TORCH_NOISE, OUTSIDE_NOISE = 0.02, 0.25 * GIB
 WIDTHS = np.array([0.1, 1.0 * GIB])  # of the prior, of share and bytes outside
 HUBER = 1.345  # 95 % of the efficiency of least squares where noise is normal

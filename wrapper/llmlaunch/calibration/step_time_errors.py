@@ -17,8 +17,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 
-__all__ = ["ALL_PARAMETERS", "CONVERSATIONS", "TABLE", "JobKind", "StepTimeError", "job_kind", "step_time_error"]
-
 TABLE = Path(__file__).with_name("step_time_errors.json")
 ALL_PARAMETERS, ADAPTERS, LAST_LAYERS, CONVERSATIONS = "all parameters", "adapters", "last layers", "conversations"
 DENSE, MIXTURE = "dense", "mixture"

@@ -38,24 +38,6 @@ from llmlaunch.techniques import Techniques
 from llmlaunch.timing.correction import NO_TIME_CORRECTION, TimeCorrection
 from llmlaunch.workload import Workload
 
-__all__ = [
-    "NO_LESSONS",
-    "NO_TIME_EVIDENCE",
-    "RESIDENT",
-    "Lessons",
-    "MeasuredStep",
-    "Rehearsal",
-    "RunClass",
-    "Support",
-    "TimeEvidence",
-    "margin_of",
-    "mark_outdated",
-    "no_support",
-    "same_minor",
-    "support_of",
-    "trusted_correction",
-]
-
 RESIDENT = ("resident",)  # the kind of peak on a CPU-only machine
 
 

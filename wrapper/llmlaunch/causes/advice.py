@@ -14,25 +14,6 @@ if TYPE_CHECKING:
 
     Record = Mapping[str, Any]
 
-__all__ = [
-    "BAD_NODE",
-    "CHECKPOINT_FORMAT",
-    "busy_gpu",
-    "crash",
-    "host_memory",
-    "hung",
-    "illegal_access",
-    "killed",
-    "mismatched_checkpoint",
-    "network",
-    "out_of_memory",
-    "refused_step",
-    "rendezvous",
-    "shared_gpu",
-    "shared_memory",
-    "unloaded_checkpoint",
-    "weights_and_biases",
-]
 
 GIB = 2.0**30
 FRAGMENTED_BYTES = 2 * 2**30

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["cause_of", "cause_of_ranks", "causes_of_nodes", "ended_for_loss"]
 
 LOGS_SECONDS = 20.0
 LAST_LINES_BYTES = 64 * 1024

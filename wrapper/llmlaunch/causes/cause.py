@@ -17,21 +17,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = [
-    "advice",
-    "cause",
-    "cause_from_log",
-    "cause_from_ranks",
-    "ended_badly",
-    "failed",
-    "in_words",
-    "is_vague",
-    "likelier",
-    "nodes_at_fault",
-    "rank_end",
-    "sentence",
-    "was_killed",
-]
 
 SCHEMA = 1
 LEAST_HELD_BYTES = 2**30

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .pattern import Pattern
 
-__all__ = ["FILE_PATTERNS"]
-
 # A file of torch.save that is cut short or overwritten.
 _UNREADABLE = (
     r"PytorchStreamReader failed (reading|locating|finding)|_pickle\.UnpicklingError: |^EOFError: Ran out of input"

@@ -24,7 +24,6 @@ from ..rundir.values import byte_count, objects_in
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Dump", "Operation", "dump_of", "read_dumps"]
 
 MOST_BYTES = 16 * 2**20  # of a file; 2,000 collectives with their stacks have 0.3 MiB
 MOST_CHARACTERS = MOST_BYTES  # that are read of a file's values, however often it refers to one of them

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["with_blame"]
 
 MOST_NAMED = 4  # ranks in a sentence
 MOST_LISTED = 1000

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from .flight_recorder import Dump, Operation
 
-__all__ = ["Roots", "TooManyRanks", "find_roots"]
 
 MOST_STEPS = 20_000_000
 """Limit for the members of groups that are looked at, of each group once and for each operation in which ranks wait."""

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["cause_of_import", "failed_imports"]
 
 IMPORTED = "imported"  # the last line of a node's log, from inside the container
 _IMAGE = re.compile(r"pyxis: failed to .{0,400}image: (\S{1,400})")  # bounded: the first words may be repeated

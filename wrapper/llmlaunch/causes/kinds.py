@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from .cause_kind import Advice
 
-__all__ = ["KINDS", "RERUN", "SILENT_CORRUPTION", "kind_of", "kinds_where"]
 
 SILENT_CORRUPTION, RERUN = "silent_corruption", "rerun"
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     Numbers = dict[str, int | float]
     Facts = dict[str, str]
 
-__all__ = ["Hit", "device_numbers", "last_message", "read_log", "scan", "with_last_message"]
 
 FIRST_BYTES, LAST_BYTES = 2**20, 4 * 2**20
 READ_CHARACTERS = 4096  # of a line; a message about memory has some 600

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Frame", "Pattern"]
-
 
 class Pattern(NamedTuple):
     """`expression` found in a line means `cause`, a name in `kinds.KINDS`. Its named groups become facts of the record.

@@ -18,20 +18,6 @@ from .web_patterns import WEB_PATTERNS
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = [
-    "ACTIVITIES",
-    "EXCEPTION",
-    "FRAMES",
-    "NO_CAUSES",
-    "OF_THE_SYSTEM",
-    "PATTERNS",
-    "SLURM_PATTERNS",
-    "SLURM_STATES",
-    "TELLING",
-    "WRAPPER",
-    "frames",
-    "patterns",
-]
 
 _ERROR = ("Error: ",)
 

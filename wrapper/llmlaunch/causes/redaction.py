@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["KNOWN_SECRETS", "LINE_CHARACTERS", "harmless", "masked", "secret_values"]
 
 LINE_CHARACTERS = 400
 SHORTEST_SECRET = 8  # characters; less would hide ordinary words

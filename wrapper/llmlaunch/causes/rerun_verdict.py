@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["is_judged_step", "with_first_gpu", "without_reruns"]
 
 EXIT_CODES = (16, 17)  # EXIT_CODE_RESUME_TO_DISAMBIGUATE, EXIT_CODE_FAILED_ON_RESULT_VALIDATION
 _KINDS = (RERUN, SILENT_CORRUPTION, "unexpected_result")

@@ -11,7 +11,6 @@ from .cause import advice
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["advice_to"]
 
 _RESUME = re.compile(r"\bresumes?\b")
 _KEYS_OF_A_RECIPE = re.compile(r"\b(on_oom|on_bad_loss|preflight)\b")  # that change what llmlaunch does after an end

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from .pattern import Pattern
 
-__all__ = ["WEB_PATTERNS"]
-
 _ERROR = ("Error: ",)
 
 WEB_PATTERNS = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HARDWARE_XIDS", "XID"]
-
 XID = r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d{1,20})"
 
 # Xids by which the host is at fault, not the program: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors), where

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from llmlaunch.app.comparison import Comparison
     from llmlaunch.app.existing_job import ExistingJob
 
-__all__ = ["compare_command", "diff_command"]
-
 
 @click.command("compare")
 @recipe_or_script

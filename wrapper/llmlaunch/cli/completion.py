@@ -18,8 +18,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.store.location import LAST
 from llmlaunch.user_data import with_home
 
-__all__ = ["VARIABLE", "completed", "completion_command"]
-
 VARIABLE = "_LLMLAUNCH_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 _MOST_RUNS = 50

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from llmlaunch.launchers.bandwidth import MeasuredBandwidth
     from llmlaunch.launchers.frameworks import Environment
 
-__all__ = ["doctor_command"]
 
 RECIPES = (".yaml", ".yml")
 ONE_THING = "look at one thing at a time: --network, --host, --container, --frameworks or --rehearsal"

@@ -8,8 +8,6 @@ import click
 
 from llmlaunch.rundir.foreign_values import number_in
 
-__all__ = ["FiniteRange"]
-
 
 class FiniteRange(click.FloatRange):
     """A finite decimal number within bounds."""

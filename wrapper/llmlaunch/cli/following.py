@@ -23,8 +23,6 @@ from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import stored_json
 from llmlaunch.watch.screen import Screen, outliving_the_terminal
 
-__all__ = ["ending", "follow_run", "follow_sweep", "watch_runs"]
-
 FAILED = 1
 
 

@@ -22,7 +22,6 @@ from llmlaunch.rundir.values import to_type
 if TYPE_CHECKING:
     from llmlaunch.cluster.profile_text import Draft, SiteOffer
 
-__all__ = ["init_command", "write_recipe"]
 
 DEFAULT = "llama3-8b"
 CLUSTER_SCHEMA = "llmlaunch-cluster.schema.json"

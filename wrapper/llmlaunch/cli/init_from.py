@@ -14,8 +14,6 @@ from llmlaunch.command_lines.recipe_draft import LEFT_OUT
 from llmlaunch.imports.recipe_file import RecipeSource, read_with_settings, recipe_text
 from llmlaunch.rundir.values import counted
 
-__all__ = ["recipe_from_script"]
-
 
 def recipe_from_script(
     path: Path, arguments: Sequence[str], settings: Sequence[str], cluster: str | None, number: int | None

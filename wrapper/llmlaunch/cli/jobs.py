@@ -14,8 +14,6 @@ from llmlaunch.launchers.run_files import can_be_resumed
 from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.values import to_type
 
-__all__ = ["cancel_command", "resume_command"]
-
 
 @click.command("cancel")
 @click.argument("runs", metavar="RUN|DIR...", nargs=-1, required=True)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from llmlaunch.launchers.logs import JobLogs
     from llmlaunch.watch.screen import Screen
 
-__all__ = ["logs_command"]
 
 _TAIL_OF_THE_PAST = 200
 """Steps of a run that goes on are shown from these last lines of each log on."""

@@ -13,8 +13,6 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import to_type
 
-__all__ = ["Step", "after_end", "run_path", "while_going_on", "while_it_is"]
-
 Step = tuple[str, str]
 """A command to type, and its purpose."""
 

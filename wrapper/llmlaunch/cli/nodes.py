@@ -16,7 +16,6 @@ from llmlaunch.store.location import store_exists
 if TYPE_CHECKING:
     from llmlaunch.store.sick_nodes import SickNode
 
-__all__ = ["nodes_command"]
 
 HEAD = ("node", "cluster", "what", "since", "left out until", "failures", "run", "reason")
 SUSPECTS_HEAD = ("suspected", "cluster", "what", "since", "forgotten on", "run", "reason")

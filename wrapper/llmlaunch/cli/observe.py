@@ -10,8 +10,6 @@ from llmlaunch.cli.finite_range import FiniteRange
 from llmlaunch.cli.output import notify
 from llmlaunch.errors import UserError
 
-__all__ = ["observe_command"]
-
 
 @click.command("observe", context_settings={"allow_interspersed_args": False})
 @click.option("--dir", "directory", metavar="DIR", help="Where to write; without it observed/NAME-JOB.")

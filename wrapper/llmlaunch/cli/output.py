@@ -21,16 +21,6 @@ from llmlaunch.errors import OutputLost
 from llmlaunch.report.terminal import filled, shown_on
 from llmlaunch.rundir.values import printable
 
-__all__ = [
-    "next_lines",
-    "notify",
-    "print_json",
-    "say",
-    "say_next",
-    "say_next_of_table",
-    "standard_streams",
-]
-
 
 def say(text: object, err: bool = False) -> None:
     """Write a line to stdout, or to stderr, without what a terminal would obey: text may have come from a file."""

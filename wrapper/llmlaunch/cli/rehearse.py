@@ -14,8 +14,6 @@ from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.rundir.values import to_type
 from llmlaunch.verdicts import EXIT_CODES, SAFE, TIGHT
 
-__all__ = ["rehearse_command"]
-
 
 def _install(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     """Install what a trace needs into the person's own data folder, in place of a rehearsal."""

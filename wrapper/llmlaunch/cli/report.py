@@ -12,8 +12,6 @@ from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.launchers.run_files import can_be_resumed
 from llmlaunch.rundir.values import to_type
 
-__all__ = ["report_command"]
-
 
 @click.command("report")
 @click.argument("run", metavar="RUN|DIR")

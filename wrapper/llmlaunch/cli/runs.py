@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.run_status import RunStatus
 
-__all__ = ["runs_command", "status_command"]
 
 HEAD = (  # what one looks for first comes first: a narrow screen shows the others in lines below
     *("run", "state", "step", "measured GiB", "predicted GiB", "kind", "verdict (80 % rule)", "attempts", "goodput"),

@@ -9,8 +9,6 @@ import click
 from llmlaunch.cli.output import notify
 from llmlaunch.errors import UserError
 
-__all__ = ["schema_command"]
-
 
 @click.command("schema")
 @click.argument("name", metavar="[NAME]", default="recipe")

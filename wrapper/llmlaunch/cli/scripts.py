@@ -35,16 +35,6 @@ from llmlaunch.report.terminal import shown_on
 from llmlaunch.rundir.values import to_type
 from llmlaunch.verdicts import UNKNOWN
 
-__all__ = [
-    "end_undecided",
-    "end_without_plan",
-    "job_of",
-    "job_with_verdict",
-    "reading_notes",
-    "script_words",
-    "steps_after_script",
-]
-
 
 def job_of(
     name: str | None,

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import LauncherChoice
 
-__all__ = ["submit_command"]
 
 SWEEP_KEYS = ("run_id", "run_dir", "launcher", "job_id")
 

@@ -10,8 +10,6 @@ import click
 from llmlaunch.documents.likely_meaning import listed, nearest, read_vocabulary
 from llmlaunch.rundir.values import shortened, to_type
 
-__all__ = ["usage_sentence"]
-
 _NO_COMMAND = re.compile(r"No such command '(?P<name>.*?)'")
 RECIPE_SUFFIXES = (".yaml", ".yml")
 # what other tools call our commands

@@ -21,7 +21,6 @@ from llmlaunch.units import duration
 if TYPE_CHECKING:
     import threading
 
-__all__ = ["waiting_for", "waiting_line_erased"]
 
 PATIENCE_SECONDS = 1.0
 _BETWEEN_SECONDS = 0.25  # nobody reads faster, and the work has the processor for itself

@@ -15,8 +15,6 @@ from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.errors import UserError
 from llmlaunch.units import GIB
 
-__all__ = ["accelerator_of_card", "capability_of_card", "machines"]
-
 # A machine of a card that no profile has: a node of eight with its data sheet's NVLink, or else PCI Express, and an
 # adapter of 200 Gb/s for each device.
 DEVICES_PER_NODE = 8

@@ -20,17 +20,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.rundir.values import counted, shortened
 from llmlaunch.units import GB
 
-__all__ = [
-    "BandwidthMatrix",
-    "MeasuredNetwork",
-    "matrix_text",
-    "measured_network",
-    "merged",
-    "read_matrix",
-    "slurm_order",
-]
-
-
 _MAX_BYTES = 64 << 20  # 2,500 nodes
 _SPEEDS = "gigabytes_per_second"
 _KEYS = ("schema", "nodes", _SPEEDS, "measured")

@@ -33,7 +33,6 @@ from llmlaunch.frozen import frozen
 if TYPE_CHECKING:
     from llmlaunch.cluster.matrix import BandwidthMatrix, MeasuredNetwork
 
-__all__ = ["Accelerator", "Cluster", "HostLink", "Link", "Site", "SiteContainer", "cluster_form"]
 
 Nodes = Annotated[int, Field(ge=1, le=2**16)]
 Speed = Annotated[float, Field(gt=0, le=1e9)]

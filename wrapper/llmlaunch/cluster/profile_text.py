@@ -23,8 +23,6 @@ from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.user_data import with_home
 
-__all__ = ["Destination", "Draft", "SiteOffer", "destination", "drafts", "offer_of", "profile_of_gpu", "quoted"]
-
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 

@@ -13,8 +13,6 @@ from math import prod
 from llmlaunch.frozen import frozen
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["Answers", "Gpus", "Partition", "SlurmNode", "SlurmSite", "gpus_of_gres", "host_count", "read_site"]
-
 _NONE = ("(null)", "N/A", "n/a", "None", "none", "")
 
 

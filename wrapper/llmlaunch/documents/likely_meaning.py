@@ -17,8 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NO_VOCABULARY", "Vocabulary", "known_and_nearest", "likely_number", "nearest", "read_vocabulary"]
-
 MOST_LISTED = 15
 ANY = "*"  # in `unknown_values`: every other value of the key
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)")

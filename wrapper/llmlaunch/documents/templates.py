@@ -14,7 +14,6 @@ from llmlaunch.errors import UserError
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
 
-__all__ = ["has_own_templates", "render"]
 
 TEMPLATES_VARIABLE = "LLMLAUNCH_TEMPLATES"
 

@@ -20,33 +20,6 @@ from llmlaunch.documents.slurm_options import (
     srun_option_problem,
 )
 
-__all__ = [
-    "CudaCapability",
-    "EnvironmentName",
-    "EnvironmentValue",
-    "GpuType",
-    "HostList",
-    "JsonSettings",
-    "Line",
-    "ModuleName",
-    "Mount",
-    "MpiType",
-    "Name",
-    "PathText",
-    "PluginOptions",
-    "SecretName",
-    "SetupLine",
-    "SlurmOption",
-    "SlurmOptions",
-    "SlurmValue",
-    "SrunOption",
-    "SrunValue",
-    "WrongEntry",
-    "is_set_by_launcher",
-    "mount_problem",
-    "variable_problem",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")

@@ -16,8 +16,6 @@ from typing import TextIO
 
 from llmlaunch.errors import UserError
 
-__all__ = ["json_bytes", "new_place", "replacing", "text_bytes", "write_whole"]
-
 
 def new_place(path: Path) -> Path:
     """Return `path` as an absolute path without links, to create a file or folder at.

@@ -14,12 +14,6 @@ from llmlaunch.families.reader import ConfigReader
 from llmlaunch.frozen import frozen
 from llmlaunch.models.shape import ModelShape
 
-__all__ = [
-    "DECODER", "LAYERS", "MIXTURE_DECODER", "MOST_LAYERS", "NORMALIZED", "QKV_BIAS", "SCALED", "SIZES",
-    "ConfigKey", "constant", "decoder_without", "if_any", "keys_by_field", "positive", "read_keys", "up_to",
-    "written_keys"
-]  # fmt: skip
-
 MOST_LAYERS = 10_000
 LEAST_CONSTANT, LARGEST_CONSTANT = 1e-4, 1e4
 

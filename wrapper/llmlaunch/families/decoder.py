@@ -11,18 +11,6 @@ from llmlaunch.families.reader import ConfigReader
 from llmlaunch.families.rotary import rope
 from llmlaunch.models.shape import ModelShape
 
-__all__ = [
-    "COMMON",
-    "NO_BIAS",
-    "OLD_CLASS",
-    "WINDOWLESS",
-    "decoder",
-    "only_if_given",
-    "refuse_jitter",
-    "silu_decoder",
-    "without",
-]
-
 NO_BIAS = "biases of attention alone are not supported: must be false"
 
 COMMON: Mapping[str, Any] = {

@@ -12,17 +12,6 @@ from llmlaunch.families.local_experts import TOPK, coefficient, mixture_of
 from llmlaunch.families.reader import ConfigReader
 from llmlaunch.models.shape import ModelShape, MoeShape, Router
 
-__all__ = [
-    "DEEPSEEK_EXPERTS",
-    "DEEPSEEK_ROUTER",
-    "GROUPS",
-    "deepseek_decoder",
-    "remark_prediction",
-    "router_in_groups",
-    "sigmoid_router",
-    "written_routed",
-]
-
 DEEPSEEK_EXPERTS = (
     ConfigKey("n_routed_experts", "moe.num_experts"),
     TOPK,

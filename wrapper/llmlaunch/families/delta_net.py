@@ -14,15 +14,6 @@ from llmlaunch.families.rotary import ROTARY_PERCENT
 from llmlaunch.families.windows import FULL, full_attention_period
 from llmlaunch.models.shape import LinearAttention, ModelShape
 
-__all__ = [
-    "DELTA_NET_DEFAULTS",
-    "LINEAR_ATTENTION",
-    "SHARED_EXPERT_DEFAULTS",
-    "delta_net_decoder",
-    "has_delta_net",
-    "written_kinds",
-]
-
 LINEAR = "linear_attention"
 LINEAR_ATTENTION = (
     ConfigKey("linear_num_key_heads", "linear_attention.num_key_heads"),

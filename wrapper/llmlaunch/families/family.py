@@ -11,8 +11,6 @@ from llmlaunch.families.reader import ConfigReader
 from llmlaunch.frozen import frozen
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["Family", "VisionClass"]
-
 
 @frozen
 class VisionClass:

@@ -14,17 +14,6 @@ from llmlaunch.families.reader import ConfigReader
 from llmlaunch.families.windows import written_windows
 from llmlaunch.models.shape import ModelShape
 
-__all__ = [
-    "ACTIVATION",
-    "CAPPED_LOGITS",
-    "NORM_DEFAULTS",
-    "POST_NORM_DEFAULTS",
-    "SOFTCAPS",
-    "post_norm_decoder",
-    "with_scaled_embedding",
-    "written_post_norms",
-]
-
 ACTIVATION = "gelu_pytorch_tanh"
 CAPPED_LOGITS = ConfigKey("final_logit_softcapping", "logit_softcap", ConfigReader.optional_number)
 SOFTCAPS = (ConfigKey("attn_logit_softcapping", "attention_softcap", ConfigReader.optional_number), CAPPED_LOGITS)

@@ -12,8 +12,6 @@ from typing import Any
 
 from llmlaunch.assets import asset
 
-__all__ = ["HubModel", "hub_id_of", "hub_model", "is_hub_id", "unknown_hub_id"]
-
 _HUB_ID = re.compile(r"(?!\.)[\w.-]{1,96}/(?!\.)[\w.-]{1,96}", re.ASCII)
 _FILES = (".json", ".yaml", ".yml")
 _NOT_COMPARED = re.compile(r"meta-|-hf$|-(instruct|chat|it|base|pt)\b|[^a-z0-9.]")

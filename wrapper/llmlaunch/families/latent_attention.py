@@ -14,16 +14,6 @@ from llmlaunch.families.deepseek_experts import DEEPSEEK_EXPERTS, deepseek_decod
 from llmlaunch.families.reader import ConfigReader
 from llmlaunch.models.shape import Indexer, MlaShape, ModelShape, Router
 
-__all__ = [
-    "INDEXED_DEFAULTS",
-    "INDEXER",
-    "LATENT_DEFAULTS",
-    "LATENT_MIXTURE",
-    "indexed_decoder",
-    "latent_decoder",
-    "written_latent",
-]
-
 LATENT = (
     ConfigKey("q_lora_rank", "mla.q_lora_rank", if_any),
     ConfigKey("kv_lora_rank", "mla.kv_lora_rank"),

@@ -10,16 +10,6 @@ from llmlaunch.families.config_keys import ConfigKey, read_keys
 from llmlaunch.families.reader import ConfigReader
 from llmlaunch.models.shape import ModelShape, MoeShape, Router
 
-__all__ = [
-    "LOCAL_EXPERTS",
-    "TOPK",
-    "auxiliary",
-    "coefficient",
-    "local_experts",
-    "mixture_of",
-    "written_auxiliary",
-]
-
 TOPK = ConfigKey("num_experts_per_tok", "moe.topk")
 LOCAL_EXPERTS = (
     ConfigKey("num_local_experts", "moe.num_experts"),

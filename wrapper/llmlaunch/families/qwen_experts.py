@@ -14,16 +14,6 @@ from llmlaunch.families.local_experts import TOPK, auxiliary, mixture_of, writte
 from llmlaunch.families.reader import ConfigReader
 from llmlaunch.models.shape import ModelShape, MoeShape, Router
 
-__all__ = [
-    "EXPERT_DEFAULTS",
-    "QWEN_EXPERTS",
-    "SHARED_EXPERT",
-    "qwen_experts",
-    "uniform_experts",
-    "with_shared_expert",
-    "written_experts",
-]
-
 QWEN_EXPERTS = (
     ConfigKey("num_experts", "moe.num_experts"),
     TOPK,

@@ -10,8 +10,6 @@ from typing import Any
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["LARGEST", "ConfigReader", "as_number", "short"]
-
 LARGEST = 2**28
 
 

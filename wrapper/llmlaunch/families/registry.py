@@ -12,8 +12,6 @@ from llmlaunch.families import model_types
 from llmlaunch.families.family import Family, VisionClass
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["all_families", "family_named", "family_names", "family_of", "same_family", "vision_classes"]
-
 
 @cache
 def family_names() -> tuple[str, ...]:

@@ -11,16 +11,6 @@ from llmlaunch.families.reader import LARGEST, ConfigReader, as_number, short
 from llmlaunch.families.windows import FULL, WINDOWED
 from llmlaunch.models.shape import ModelShape, RopeScaling
 
-__all__ = [
-    "ROTARY_PERCENT",
-    "local_base",
-    "rope",
-    "rotary_percent",
-    "windowed_base",
-    "written_positions",
-    "written_scaling",
-]
-
 _SCALINGS = ("linear", "llama3", "yarn")
 _NAMES = {  # theirs -> ours
     "factor": "factor",

@@ -10,18 +10,6 @@ from llmlaunch.families.config_keys import MOST_LAYERS
 from llmlaunch.families.reader import ConfigReader, short
 from llmlaunch.models.shape import ModelShape, SlidingWindow
 
-__all__ = [
-    "CHUNKED",
-    "FULL",
-    "WINDOWED",
-    "alternating_window",
-    "full_attention_period",
-    "no_window",
-    "whole_window",
-    "written_window",
-    "written_windows",
-]
-
 FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 

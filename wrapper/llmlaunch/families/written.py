@@ -14,8 +14,6 @@ from llmlaunch.families.rotary import written_positions
 from llmlaunch.families.vision import config_with_vision
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["config_of", "unsaid"]
-
 Json = dict[str, Any]
 
 # of training, not of the model: a configuration says none of it

@@ -21,19 +21,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted
 from llmlaunch.trainers import NETWORK_BANDWIDTH
 
-__all__ = [
-    "BandwidthProbe",
-    "MeasuredBandwidth",
-    "allocated_nodes",
-    "default_python",
-    "free_port",
-    "last_lines",
-    "measure_allocation",
-    "measure_locally",
-    "reported",
-    "run_probe",
-]
-
 # $0 is the interpreter, the rest torchrun's and the script's words. Python reads the script from a file of the node.
 _ON_EACH_NODE = """\
 file=$(mktemp) && printf %s "$LLMLAUNCH_NETWORK_SCRIPT" >"$file" || exit 1

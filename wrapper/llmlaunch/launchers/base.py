@@ -10,8 +10,6 @@ from typing import Literal, Protocol, get_args
 
 from llmlaunch.rundir.values import is_attempt, job_of
 
-__all__ = ["ENDED", "PHASES", "JobState", "Launcher", "Phase", "Submission"]
-
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled", "stopped", "refused", "unknown"]
 
 PHASES: tuple[Phase, ...] = get_args(Phase)

@@ -9,8 +9,6 @@ import subprocess
 import time
 from typing import IO, Any
 
-__all__ = ["MOST_ERROR_BYTES", "MOST_OUTPUT_BYTES", "AnswerTooLong", "bounded_answer", "refuse_endless_errors"]
-
 MOST_OUTPUT_BYTES = 1 << 26
 """Limit for stdout. The longest ordinary answer is sacct's or squeue's of some 100,000 jobs, about 20 MiB."""
 

@@ -18,15 +18,6 @@ from llmlaunch.rundir.foreign_values import number_in
 if TYPE_CHECKING:
     from llmlaunch.launchers.ssh.look import RemoteHost
 
-__all__ = [
-    "LauncherChoice",
-    "brief_seconds",
-    "choose",
-    "choose_again",
-    "launcher_of",
-    "place_of",
-    "slurm_asked_briefly",
-]
 
 Say = Callable[[str], None]
 

@@ -24,9 +24,6 @@ from llmlaunch.rendering.shell import shell_word
 from llmlaunch.trainers import FRAMEWORK_VERSIONS
 from llmlaunch.user_data import with_home
 
-__all__ = ["Environment", "environment_named", "environment_of", "probe_environment"]
-
-
 MINUTES = 10
 FT_LAUNCHER = "nvidia-resiliency-ext"  # the package that has it
 # Of the options of a recipe, those by which SLURM says who may run where; the rest is about the training's size.

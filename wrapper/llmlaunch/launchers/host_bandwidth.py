@@ -19,8 +19,6 @@ from llmlaunch.rundir.values import counted
 from llmlaunch.trainers import HOST_BANDWIDTH
 from llmlaunch.units import GB
 
-__all__ = ["HostReport", "measure_host"]
-
 # $0 is the interpreter
 _ON_THE_NODE = 'exec "$0" -c "$LLMLAUNCH_HOST_SCRIPT" "$@"'
 FABRIC_LATENCY_MICROSECONDS = 10  # as in the shipped profiles: nothing here measures it

@@ -20,8 +20,6 @@ from llmlaunch.launchers.local_gpus import refuse_without_gpus_of
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import create
 
-__all__ = ["LocalLauncher", "alive"]
-
 # Boot time, and with it a process's start, moves by a second when the clock is set.
 _START_TOLERANCE_SECONDS = 3
 

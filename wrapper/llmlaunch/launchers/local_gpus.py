@@ -19,8 +19,6 @@ from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB
 
-__all__ = ["LocalGpu", "gpu_at_hand", "local_gpus", "refuse_missing_gpus", "refuse_without_gpus_of"]
-
 # What NVML calls the memory of a card is a little more or less than torch does: the driver keeps some of it.
 NEARLY = 0.95
 

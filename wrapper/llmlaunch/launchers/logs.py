@@ -16,8 +16,6 @@ from llmlaunch.rundir.files import LogTail, open_regular
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.run import attempt_order
 
-__all__ = ["JOB", "JobLogs", "LogLine", "other_files", "the_attempts", "the_nodes"]
-
 JOB = "job"
 """What stands for a node in the name of the batch script's own log."""
 

@@ -12,8 +12,6 @@ from typing import IO, Literal, Protocol
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.run_environment import VariableFilter
 
-__all__ = ["THIS_MACHINE", "Place", "Reached"]
-
 Reached = Literal["yes", "perhaps", "no"]
 
 

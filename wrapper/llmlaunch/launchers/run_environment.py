@@ -11,8 +11,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["QUERIES", "VariableFilter", "directives", "for_local_job", "for_sbatch", "option"]
-
 _SITE_DEFAULTS: Mapping[str, tuple[str, str]] = {
     "SBATCH_ACCOUNT": ("--account", "-A"),
     "SBATCH_CLUSTERS": ("--clusters", "-M"),

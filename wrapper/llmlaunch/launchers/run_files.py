@@ -32,38 +32,6 @@ from llmlaunch.rundir.values import (
     time_or_none,
 )
 
-__all__ = [
-    "End",
-    "allow_older_checkpoint",
-    "attempt_names",
-    "can_be_cancelled",
-    "can_be_resumed",
-    "cancel_mark",
-    "end_noted",
-    "follow_ups",
-    "gone_text",
-    "is_foreign",
-    "job_script",
-    "known_end",
-    "latest_attempt",
-    "missing_files",
-    "name_run",
-    "node_count",
-    "note_end",
-    "note_refusal",
-    "prepare",
-    "read_end",
-    "read_refusal",
-    "read_submission",
-    "refuse_foreign",
-    "remove_stop",
-    "requeues",
-    "run_name",
-    "seen_at_work",
-    "was_cancelled",
-    "write_submission",
-]
-
 _MOST_FOLLOW_UPS = 8
 _MOST_FILES, _MOST_NAMED = 1000, 5
 _MOST_EARLIER = 1000

@@ -30,8 +30,6 @@ from llmlaunch.rundir.reached_steps import run_step
 from llmlaunch.rundir.run import begun_attempts
 from llmlaunch.rundir.values import counted, is_for_fewer_nodes, whole_number
 
-__all__ = ["RunStatus", "read_statuses"]
-
 
 @dataclass(frozen=True)
 class RunStatus:

@@ -18,8 +18,6 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import create, read_object, replace_json
 from llmlaunch.rundir.values import is_host, time_or_none, to_type
 
-__all__ = ["at_work", "begin", "left_behind", "remove", "was_submitting"]
-
 _NAME = file_names.SUBMITTING
 _OTHER_HOST_SECONDS = 600.0
 _SETTLED_SECONDS = 0.2

@@ -15,8 +15,6 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.values import counted, is_path_component
 
-__all__ = ["How", "after", "refuse_array", "submit_sweep", "task_submission"]
-
 How = Literal["independent", "array", "afterok", "afterany"]
 
 # A job whose condition can no longer be met would wait for ever.

@@ -12,8 +12,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.techniques import Techniques
 
-__all__ = ["DEFAULT_MODULES", "SPLIT_FIELDS_OF_A_LAYER", "LayerColumns", "Size"]
-
 Size = float | FloatColumn
 
 # what one layer of a split depends on, of the split: a layer sees no pipeline and no data size

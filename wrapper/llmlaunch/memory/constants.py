@@ -6,8 +6,6 @@ import json
 from functools import cache
 from pathlib import Path
 
-__all__ = ["constant"]
-
 
 @cache
 def _table() -> dict[str, dict[str, float | str]]:

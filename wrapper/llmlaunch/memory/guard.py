@@ -20,8 +20,6 @@ from llmlaunch.memory.job import Job, RankColumns, mixture_layers
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.units import GIB
 
-__all__ = ["IMPOSSIBLE_BYTES", "broken_law", "least_torch_bytes", "negative_rows", "unless_negative"]
-
 # What an estimate that breaks a law counts as where layouts are compared: more than any device or node has, whole as a
 # float and as an integer of 64 bits.
 IMPOSSIBLE_BYTES = 2.0**60

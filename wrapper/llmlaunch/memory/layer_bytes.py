@@ -17,8 +17,6 @@ from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.priced_layers import PricedLayers
 
-__all__ = ["job_columns", "layers_of"]
-
 # Rows below which the search for equal ones costs more than it spares (counted in NumPy calls: it takes about ten).
 FEW_ROWS = 600
 

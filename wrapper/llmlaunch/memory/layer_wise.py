@@ -20,8 +20,6 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.memory.answers import once_for_rows
 from llmlaunch.memory.job import Job, RankColumns
 
-__all__ = ["WholeMatrices", "whole_matrices"]
-
 ALIGNED_ELEMENTS = 64
 BUCKET_MULTIPLE = 128
 FULL_BUCKET = 0.9  # of the largest matrix times the ranks, below which a bucket takes more matrices

@@ -17,8 +17,6 @@ from llmlaunch.layers.layer import Branch, Layer
 from llmlaunch.layers.model import Model
 from llmlaunch.memory.job import least
 
-__all__ = ["Gone", "PricedLayers", "by_module", "either", "sum_without"]
-
 Gone = Mapping[str, bool | BoolColumn]  # by tensor: of all layouts, or layout by layout
 BlockKind = TypeVar("BlockKind", bound=Block)
 OfLayer = Callable[[Layer, Tensors], Size]

@@ -8,8 +8,6 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.answers import once_for_rows
 from llmlaunch.memory.job import Job, RankColumns
 
-__all__ = ["STATISTIC_BYTES", "hidden_bytes", "layer_input", "sequence_split", "tokens"]
-
 STATISTIC_BYTES = 4.0  # softmax and norm statistics are fp32
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
     from .files import Record
 
-__all__ = ["ATTEMPT_SECONDS", "cause_within"]
 
 ATTEMPT_SECONDS = 45.0  # logs have 20 s of it and the flight recorder's dumps another 20
 

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
     from .files import Record
 
-__all__ = [
-    "Start",
-    "attempts_in_folder",
-    "checkpoint_of",
-    "choose_start",
-    "durable_step",
-    "is_load_failure",
-    "read_tracker",
-    "saved_step",
-    "unloadable_steps",
-]
-
 
 class Start(NamedTuple):
     """`problem` is why the training must not start, and `remedy` what a person can do; else it goes on from `step`,

@@ -12,7 +12,6 @@ from ..rundir.files import open_regular, replace_bytes
 if TYPE_CHECKING:
     from .files import Record
 
-__all__ = ["CheckpointFolder", "Skipped", "step_named_by"]
 
 MOST_TRACKER_BYTES = 4096
 CHECK_SECONDS = 20.0  # for the files of one checkpoint; there are thousands on a large job

@@ -25,7 +25,6 @@ from .files import open_to_append, say
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["END", "NEXT", "NO_RESTART", "CycleWatch", "attempt_of_cycle", "begin_cycle", "later_attempts"]
 
 NO_RESTART = 93
 """Exit code of ft_launcher that asks for no restart, by whomever (0.7, fault_tolerance/utils.py)."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..rundir.step_lines import Step
     from .files import Record
 
-__all__ = ["LossJudge"]
 
 WINDOW = 100  # losses that are compared with
 FEWEST = 20  # before so many nothing is called a spike: the first steps of a warm-up

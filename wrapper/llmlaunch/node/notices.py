@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from .files import Record
 
-__all__ = ["notify", "wait_for_deliveries"]
 
 ALTOGETHER_SECONDS = 20.0  # for one notice, its retries and the resolution of names included
 TRY_SECONDS = 8.0  # for one answer

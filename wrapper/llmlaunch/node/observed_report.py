@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ..rundir.summary import AttemptSummary
 
-__all__ = ["claims_report", "report_lines"]
 
 GIB = 2**30
 LONGEST_LINE = 500

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WorkResult", "answer_within"]
 
 _CHUNK_BYTES = 2**16
 

@@ -28,7 +28,6 @@ from .signals import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Pruner", "kept_count", "main", "prune"]
 
 _NICE = 19
 _REMOVED = ".removed-"

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
     from .files import Record
 
-__all__ = ["Bounds", "bounds_of"]
 
 HOUR_SECONDS = 3600.0
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
     from .files import Record
 
-__all__ = ["BadLoss", "Rollback", "bad_loss_of", "checkpoint_before", "choose_rollback", "rolls_back", "write_skips"]
 
 # Between the checkpoint and the last good step after a spike, where an older checkpoint is there. Less between two bad
 # steps says that the first way back was too short.

@@ -9,7 +9,6 @@ from ..rundir.values import count_above_zero, counted, is_fallback, is_for_fewer
 if TYPE_CHECKING:
     from .files import Record
 
-__all__ = ["cost_of_fewer_nodes", "layout_on", "node_counts"]
 
 _DAY_SECONDS, _HOUR_SECONDS = 86_400.0, 3600.0
 

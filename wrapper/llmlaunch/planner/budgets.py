@@ -6,8 +6,6 @@ from llmlaunch.planner.plan import JobLength
 from llmlaunch.recipe.types import Budget
 from llmlaunch.units import DAY
 
-__all__ = ["DAYS", "GPU_HOURS", "budget_shares"]
-
 DAYS, GPU_HOURS = "days", "gpu_hours"
 
 

@@ -15,17 +15,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, ActivationTreatments, StateTreatments, Techniques
 from llmlaunch.techniques.technique import declarations
 
-__all__ = [
-    "Candidate",
-    "Change",
-    "ChangedChoice",
-    "FasterLayout",
-    "FullerLayout",
-    "HabitPrice",
-    "host_labels",
-    "yaml_text",
-]
-
 # the order in which a label names what is on the host
 AWAY = (*declarations(ActivationTreatments), *reversed([*declarations(StateTreatments)]))
 

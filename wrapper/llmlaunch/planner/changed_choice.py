@@ -17,8 +17,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.timing.step import step_time
 
-__all__ = ["changed_choice"]
-
 
 def changed_choice(setting: Setting, plan: Plan, legal: LegalLayouts | None) -> ChangedChoice | None:
     """Return the layout that would be planned without any measured run or rehearsal of this site, and which of them

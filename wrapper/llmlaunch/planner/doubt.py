@@ -19,8 +19,6 @@ from llmlaunch.planner.plan import Limit
 from llmlaunch.units import gib
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
-__all__ = ["argument_notes", "most_more_bytes", "verdict_with_arguments"]
-
 SPARED_SHARE = 0.5  # of what a step adds
 
 

@@ -22,16 +22,6 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.verdicts import TIGHT, UNSAFE
 
-__all__ = [
-    "evidence_of",
-    "points_of",
-    "refuted",
-    "rehearsal_on",
-    "rehearsals_of_points",
-    "same_split",
-    "same_techniques",
-]
-
 Evidence = TypeVar("Evidence", Rehearsal, MeasuredStep)
 
 

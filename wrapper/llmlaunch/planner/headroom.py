@@ -30,8 +30,6 @@ from llmlaunch.planner.search import EXACT, OUTPACED, LegalLayouts, SearchResult
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.single_runs import paced
 
-__all__ = ["fuller_layout", "search_with_headroom", "stated_risk_at", "with_headroom"]
-
 Evidence = TypeVar("Evidence", Rehearsal, MeasuredStep)
 
 ROUNDING = 1e-9  # of a budget that is used up to the last second

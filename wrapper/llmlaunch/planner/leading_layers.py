@@ -19,8 +19,6 @@ from llmlaunch.memory.job import Job, layer_kinds
 from llmlaunch.planner.stage_balance import SAME, Costs, balance_alike
 from llmlaunch.planner.stage_capacities import most_that_fit, rank_device_bytes
 
-__all__ = ["MixtureCapacities", "balance_leading", "leading_dense_layers", "may_hold_mixtures", "mixture_capacities"]
-
 MOST_LEADING = 4  # dense layers; each one more doubles the ways to share them out
 
 

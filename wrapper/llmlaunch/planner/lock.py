@@ -30,8 +30,6 @@ from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.techniques import CHOOSABLE, NO_TECHNIQUES, SWITCH_NAMES, TREATMENT_NAMES, Techniques
 
-__all__ = ["PlanLock", "keeping_to", "lock_of", "lock_of_run", "lock_text", "read_lock"]
-
 FLAGS = ("sequence_parallel",)
 
 

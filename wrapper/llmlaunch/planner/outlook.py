@@ -8,8 +8,6 @@ from typing import Any
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 
-__all__ = ["ExpectedEnd", "FasterOnFewer"]
-
 
 @frozen
 class ExpectedEnd:

@@ -24,8 +24,6 @@ from llmlaunch.timing.exchange import bytes_leaving_domain
 from llmlaunch.timing.products import split_of
 from llmlaunch.timing.step import step_time, travelling_bytes
 
-__all__ = ["ExpectedPlacement", "expected_placement", "layout_sizes", "step_volumes"]
-
 # orders priced, not seconds: the same plan must come out on every machine. About half a second.
 BUDGET_ORDERS = 30_000.0
 

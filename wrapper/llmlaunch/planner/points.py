@@ -14,8 +14,6 @@ from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import AMOUNTS, OFFLOAD_LAYERS, RECOMPUTE_LAYERS, Layout, LayoutColumns
 
-__all__ = ["NO_ROWS", "GatheredRows", "Points", "Rows", "join_rows"]
-
 
 @frozen
 class Rows:

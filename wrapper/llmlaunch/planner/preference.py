@@ -30,21 +30,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
 from llmlaunch.techniques.technique import ACTIVATIONS_ON_HOST, declarations, parameter_owners
 
-__all__ = [
-    "Habit",
-    "HeadroomRule",
-    "factor_of",
-    "habits",
-    "headroom_rule",
-    "least_split_prices",
-    "preference_factor",
-    "prices_at",
-    "split_columns",
-    "technique_columns",
-    "technique_prices",
-    "within",
-]
-
 Columns = Mapping[str, Any]
 COMPARISONS: Mapping[str, Callable[[Any, float], Any]] = {
     "=": operator.eq,

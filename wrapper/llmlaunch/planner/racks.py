@@ -6,8 +6,6 @@ from __future__ import annotations
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import Layout
 
-__all__ = ["group_nodes", "rack_note", "segment_nodes"]
-
 
 def group_nodes(cluster: Cluster, layout: Layout) -> int:
     """Return the nodes of the widest group of tensor or expert ranks that exchanges over NVLink beyond a node; 1 where

@@ -13,8 +13,6 @@ from dataclasses import replace
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
 
-__all__ = ["paced", "with_pace_of"]
-
 
 def paced(setting: Setting, result: SearchResult) -> SearchResult:
     """Return the result with all step times corrected by what single runs show. The ranking stays."""

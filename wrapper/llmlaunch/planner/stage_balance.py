@@ -16,9 +16,6 @@ import numpy as np
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 
-__all__ = ["SAME", "Costs", "balance_alike", "balance_kinds"]
-
-
 SAME = 1e-9  # seconds that differ by less are equal: sums of floats do not come out the same in every order
 
 

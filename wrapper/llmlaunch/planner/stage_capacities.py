@@ -12,8 +12,6 @@ from llmlaunch.memory.candidates import stages_alike
 from llmlaunch.memory.job import Job, RankColumns, layer_kinds, of_classes
 from llmlaunch.memory.peak import device_bytes, rank_sums
 
-__all__ = ["capacities", "empty_stages", "fitting", "may_hold_all", "most_that_fit", "rank_device_bytes"]
-
 PIECE = 8192  # ranks priced at a time, so that the columns of the formula stay in the processor's cache
 SAMPLED = 8  # ranks asked first, of pipelines with several times as many
 CHORDS = 3  # interpolations before plain bisection: bytes are nearly affine in the layers

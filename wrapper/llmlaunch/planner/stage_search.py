@@ -26,18 +26,6 @@ from llmlaunch.planner.stage_capacities import capacities, empty_stages, fitting
 from llmlaunch.timing.passes import fills_and_drains
 from llmlaunch.timing.stages import heads_seconds, stage_seconds
 
-__all__ = [
-    "balanced",
-    "balanced_within",
-    "costs_of",
-    "frequent_kind",
-    "fullest_stage",
-    "have_cuts",
-    "least_layers",
-    "most_layers",
-]
-
-
 Split = tuple[int, ...]
 
 MOST_CELLS = 2_000_000  # seconds of ranks compared at a time

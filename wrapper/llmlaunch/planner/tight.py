@@ -21,8 +21,6 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.single_runs import paced
 from llmlaunch.units import GIB
 
-__all__ = ["search_tight"]
-
 RISKS_ALIKE = 0.01
 SIZES_ALIKE = 0.01  # of device memory; in place of risks where none is known
 

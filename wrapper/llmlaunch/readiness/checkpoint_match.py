@@ -17,8 +17,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import gib
 
-__all__ = ["mismatch_findings"]
-
 # A checkpoint so many times smaller or larger than the model's is none of it, whatever its number formats.
 OTHER_MODEL = 4.0
 MOST_WEIGHED_FILES = 5_000

@@ -34,8 +34,6 @@ from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import gib
 
-__all__ = ["checkpoint_findings", "mismatches"]
-
 STEP = re.compile(r"\d+")
 SAVED_FOLDER = re.compile(r"iter_\d{7,}|step-\d+")
 MOST_NON_PERSISTENT = 2

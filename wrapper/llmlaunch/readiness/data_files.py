@@ -23,8 +23,6 @@ from llmlaunch.findings import (
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["data_findings", "datasets"]
-
 TAIL = "_text_document"  # what tools/preprocess_data.py appends to its --output-prefix
 
 # Of megatron/core/datasets/indexed_dataset.py, core 0.16 to 0.19: magic, then version, type of the tokens, sequences

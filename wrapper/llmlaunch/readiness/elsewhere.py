@@ -18,8 +18,6 @@ from llmlaunch.readiness.written_folders import written_folders
 from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["findings_elsewhere"]
-
 Lacking = Callable[[Sequence[str], Sequence[str], Sequence[str]], frozenset[str]]
 """Of the paths that are read, those that are written and the variables: what the machine lacks."""
 

@@ -24,8 +24,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.recipe.datasets import OF_A_FILE
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["TokenIds", "token_ids", "tokenizer_findings"]
-
 KEY = ("data", "tokenizer")
 HUB_NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 # Files from which transformers' AutoTokenizer makes a tokenizer (tokenization_utils_base.py and the slow tokenizers'

@@ -12,8 +12,6 @@ from llmlaunch.findings import Finding, doubtful, host_path, missing, path_state
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["folder_finding", "folder_findings", "nearest_folder", "written_folders"]
-
 # Folders below the root, and below /mnt, that are a node's own by convention.
 OWN_DISK = re.compile(
     r"/(?:tmp|var/tmp|dev/shm|run|(?:mnt/)?(?:local(?:[-_]?(?:scratch|ssd|nvme|disk|tmp))?|scratch[-_]local|nvme\d*|ssd\d*|raid\d*))"

@@ -14,8 +14,6 @@ from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.overrides import parse_override
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["absolute_paths", "from_working_directory", "in_working_directory"]
-
 # keys that hold a path; * is a place in a list
 PATHS = (
     "backend.path",

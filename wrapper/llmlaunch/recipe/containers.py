@@ -13,8 +13,6 @@ from llmlaunch.documents.text import Mount, PathText
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.user_data import with_home
 
-__all__ = ["Container", "container_at", "container_problems", "is_imported", "is_path"]
-
 _ENROOT_FILE, _APPTAINER_FILE = ".sqsh", ".sif"
 _URL = re.compile(r"([a-z][a-z0-9+-]*)://|(docker-archive|docker-daemon|oci|oci-archive):")
 _PYXIS_URLS = ("docker", "dockerd")

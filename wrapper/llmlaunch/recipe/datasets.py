@@ -13,8 +13,6 @@ from llmlaunch.documents.keys import key, name_or_mapping, section
 from llmlaunch.documents.text import Line, PathText
 from llmlaunch.documents.yaml_strict import KeyPath
 
-__all__ = ["BlendPart", "Data", "data_problems", "evaluation_problems", "with_absolute_paths"]
-
 Problem = tuple[KeyPath, str]
 SHARES = re.compile(r"(?:[1-9]\d*(?:\.\d+)?|0\.\d*[1-9]\d*)(?:,\d+(?:\.\d+)?){2}")  # something to train on
 # Megatron's types that need no `tokenizer` beside them, and those whose `tokenizer` is a file

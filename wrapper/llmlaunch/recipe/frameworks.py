@@ -10,8 +10,6 @@ from typing import Literal
 
 from llmlaunch.frozen import frozen
 
-__all__ = ["DEFAULT_FRAMEWORK", "FRAMEWORKS", "FrameworkName", "FrameworkTraits", "named_by_packages"]
-
 FrameworkName = Literal["megatron-lm", "deepspeed", "megatron-bridge"]
 
 

@@ -14,8 +14,6 @@ from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 
-__all__ = ["RecipeKey", "branches", "inner_keys", "published_schema", "recipe_keys", "schema_names"]
-
 
 @frozen
 class RecipeKey:

@@ -25,18 +25,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.tracing import FAKE_CUDA, REQUIREMENTS, REQUIREMENTS_NO_DEPS
 from llmlaunch.user_data import user_data
 
-__all__ = [
-    "MARK",
-    "TORCH_VARIABLE",
-    "TRACED",
-    "install",
-    "is_installed",
-    "main",
-    "python_of",
-    "user_folder",
-    "versions_in",
-]
-
 MARK = ".installed"  # the last file an installation writes
 # what a trace runs, as their packages are called
 TRACED = ("torch", *re.findall(r"(?m)^([\w-]+)==", REQUIREMENTS_NO_DEPS.read_text("utf-8")))

@@ -21,17 +21,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.install import is_installed, python_of, user_folder, versions_in
 from llmlaunch.user_data import with_home
 
-__all__ = [
-    "VARIABLE",
-    "RehearsalPlace",
-    "TraceEnvironment",
-    "chosen_place",
-    "find_trace_environment",
-    "how_to_get_one",
-    "refuse_another_version",
-]
-
-
 GPU, TRACE = "gpu", "trace"
 
 

@@ -15,21 +15,6 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Plan
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = [
-    "ALL",
-    "CACHE",
-    "ON_GPU",
-    "ON_TRACE",
-    "Line",
-    "Omission",
-    "Place",
-    "RankChoice",
-    "RehearsedRank",
-    "chosen_ranks",
-    "compared",
-    "headline",
-]
-
 Place = Literal["gpu", "trace"]
 ON_GPU: Place = "gpu"
 ON_TRACE: Place = "trace"

@@ -14,9 +14,6 @@ from llmlaunch.rehearsal.verdict import Judgement, NextLayout, RankJudgement
 from llmlaunch.report.text import table
 from llmlaunch.units import GIB, gib
 
-__all__ = ["rehearsal_json", "rehearsal_text"]
-
-
 SHOWN_BYTES = 0.005 * GIB  # less is 0.00
 
 

@@ -22,8 +22,6 @@ from llmlaunch.rehearsal.place import TraceEnvironment, refuse_another_version
 from llmlaunch.rehearsal.ranks import ON_TRACE, RankChoice, RehearsedRank
 from llmlaunch.tracing import TRACER
 
-__all__ = ["traced"]
-
 Say = Callable[[str], None]
 LAST_WORDS = 12  # lines
 

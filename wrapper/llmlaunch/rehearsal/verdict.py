@@ -37,18 +37,6 @@ from llmlaunch.rehearsal.ranks import CACHE, ON_TRACE, RehearsedRank
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE, worst_verdict
 
-__all__ = [
-    "ROUTING",
-    "WORKSPACE",
-    "Judgement",
-    "NextLayout",
-    "RankJudgement",
-    "judge_plan",
-    "next_layout",
-    "unseen_by_a_trace",
-]
-
-
 COMMUNICATORS = "communicators"
 COMMUNICATORS_MAY_EXCEED = 0.30
 RUNS_DIFFER = 0.05

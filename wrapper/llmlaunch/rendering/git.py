@@ -22,9 +22,6 @@ from pathlib import Path
 
 from llmlaunch.documents.secrets import holds_secret, is_secret_file, known_secret
 
-__all__ = ["GitFailed", "GitState", "ignored_without_git", "listed", "read_git", "tracked_files"]
-
-
 _TIMEOUT_SECONDS = 120
 _SWITCHED_OFF = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "--no-pager")
 _SWITCHES = re.compile(

@@ -20,8 +20,6 @@ import llmlaunch.rundir
 from llmlaunch.errors import UserError
 from llmlaunch.trainers import HOOK, MEMORY_PROBE
 
-__all__ = ["node_archive"]
-
 # Also parsed by the Python that is too old, so that it can say so.
 MAIN = """\
 import sys

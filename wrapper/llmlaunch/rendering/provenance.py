@@ -22,16 +22,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.git import GitFailed, GitState, ignored_without_git, listed, read_git, tracked_files
 from llmlaunch.user_data import with_home
 
-__all__ = [
-    "Provenance",
-    "Snapshot",
-    "code_root",
-    "copy_snapshot",
-    "gather_provenance",
-    "list_snapshot",
-    "wanted_snapshot",
-]
-
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _IMAGE_FILES = (".sqsh", ".sif")
 

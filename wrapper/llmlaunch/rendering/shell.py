@@ -17,17 +17,6 @@ from llmlaunch.documents.templates import render
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
 
-__all__ = [
-    "ShellText",
-    "directive",
-    "export",
-    "import_from",
-    "refuse_unwritable",
-    "render_template",
-    "required",
-    "shell_word",
-]
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _CONTROL = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")  # everything some reader takes for the end of a line, too

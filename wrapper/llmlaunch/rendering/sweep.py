@@ -12,8 +12,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.rendering.shell import ShellText, directive, render_template
 from llmlaunch.rundir import file_names
 
-__all__ = ["array_script", "render_sweep", "run_names"]
-
 SCHEMA = 1
 
 

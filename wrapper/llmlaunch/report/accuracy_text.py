@@ -17,17 +17,6 @@ from llmlaunch.report.text import one_line, percent, signed_percent, table
 from llmlaunch.units import gib
 from llmlaunch.verdicts import JUDGED
 
-__all__ = [
-    "ERRORS",
-    "SIZE_NAMES",
-    "accuracy_json",
-    "accuracy_text",
-    "error_cells",
-    "fitting_table",
-    "records_text",
-]
-
-
 Family = Mapping[str, Any]
 OUTCOMES = ("records", "supported", "called_safe", "called_tight", "called_unsafe", "above_card", "flags_unknown")
 ERRORS = ["MAPE", "median", "bias", "p95", "worst", "worst record"]

@@ -10,8 +10,6 @@ from llmlaunch.planner.plan import verdict_with_risk
 from llmlaunch.report.text import one_line, table
 from llmlaunch.rundir.values import counted
 
-__all__ = ["comparison_text"]
-
 WIDTH = 80
 LONGEST_NAME = 20
 HEAD = ["cluster", "nodes", "days", "95 %", "GPU-hours", "USD", "s/step", "MFU"]

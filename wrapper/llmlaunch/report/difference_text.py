@@ -10,8 +10,6 @@ from typing import Any
 from llmlaunch.report.text import one_line
 from llmlaunch.units import GIB, duration, gib
 
-__all__ = ["difference_text"]
-
 WIDTH = 80
 TITLES = {
     "recipe": "Recipe",

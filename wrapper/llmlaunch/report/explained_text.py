@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-__all__ = ["explained_text"]
-
 WIDEST = 48
 HEADS = {"argument": "arguments", "variable": "variables", "setting": "settings", "directive": "directives"}
 

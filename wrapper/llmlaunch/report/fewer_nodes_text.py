@@ -8,8 +8,6 @@ from llmlaunch.report.text import table
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration
 
-__all__ = ["faster_on_fewer_sentence", "fewer_nodes_sentences", "fewer_nodes_table"]
-
 
 def fewer_nodes_table(recipe: Recipe, plan: Plan) -> list[str]:
     """Return the layouts with which the job goes on where nodes are lost, each with what a step and the whole job would

@@ -10,8 +10,6 @@ from llmlaunch.recipe.types import Budget
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration
 
-__all__ = ["length_lines"]
-
 
 def length_lines(plan: Plan) -> list[str]:
     """Return the length of the job if nothing happens, and when it is expected to end with saves and stops."""

@@ -13,8 +13,6 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.report.terminal import Surface
 from llmlaunch.units import gib
 
-__all__ = ["memory_bars"]
-
 MOST_ROWS = 5
 WIDEST = 100  # columns: a longer bar tells no more
 USUAL = 80

@@ -11,8 +11,6 @@ from llmlaunch.rundir.values import printable
 from llmlaunch.units import gib
 from llmlaunch.verdicts import UNKNOWN
 
-__all__ = ["no_verdict_screen"]
-
 
 def no_verdict_screen(name: str, reason: str, surface: Surface, assumed: Sequence[tuple[str, Plan]] = ()) -> str:
     """Return the reason, and below it the memory of the job under each assumption, with the verdict it would have."""

@@ -22,8 +22,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import with_escapes
 from llmlaunch.units import gib
 
-__all__ = ["FAMILIES", "bar_tip", "families_of", "page", "spread_of", "term_rows", "write_page"]
-
 # What a term of memory belongs to, in the order in which bars stack them; a term of no family is a buffer.
 FAMILIES = {
     "weights": ("parameters", "weight_copies", "embedding"),

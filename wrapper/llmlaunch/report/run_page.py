@@ -14,8 +14,6 @@ from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB, duration, gib
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE, as_verdict
 
-__all__ = ["run_page", "write_run_page"]
-
 MARKS = {"succeeded": SAFE, "failed": UNSAFE, "refused": UNSAFE, "running": "running", "pending": TIGHT}
 CURVE_LOOKS = ("weights", "activations", "buffers", "optimizer", "gradients", "outside")
 MOST_BARS = 40  # attempts, or pipeline ranks: the first half and the last where there are more

@@ -13,8 +13,6 @@ from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration, gib
 from llmlaunch.verdicts import VERDICTS
 
-__all__ = ["amount", "error_words", "job_words", "phase_words", "planned_verdict", "run_summary_text"]
-
 WIDTH = 80
 MOST_STAGES, MOST_CAUSES, MOST_MISSING = 4, 3, 3
 MOST_REASON_LINES = 4

@@ -15,21 +15,6 @@ from llmlaunch.rundir.slow_devices import slow_devices
 from llmlaunch.rundir.values import is_for_fewer_nodes
 from llmlaunch.units import duration
 
-__all__ = [
-    "advice_text",
-    "attempt_began",
-    "attempt_ended",
-    "attempt_hangs",
-    "attempt_loss",
-    "attempt_stopping",
-    "bad_loss_text",
-    "cause_text",
-    "loss_text",
-    "not_finite_text",
-    "slow_texts",
-    "waiting_text",
-]
-
 _MOST_SLOW = 3
 _SIGNALS = {"USR1": "its time is nearly up", "TERM": "it is being preempted or cancelled"}
 

@@ -11,8 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Mend", "mend_of_refusal", "pending_advice"]
-
 
 class Mend(NamedTuple):
     """How a refusal is mended: a sentence, and the option of sbatch that mends it where there is one."""

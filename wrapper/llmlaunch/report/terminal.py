@@ -11,8 +11,6 @@ from typing import TextIO
 from llmlaunch.frozen import frozen
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = ["PIPE", "Surface", "filled", "shown_on"]
-
 LEAST_WIDTH = 40  # columns: nothing is made to fit a narrower screen
 BLOCKS = "█▓░│▏"
 

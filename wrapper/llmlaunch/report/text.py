@@ -14,18 +14,6 @@ from llmlaunch.rundir.values import printable
 from llmlaunch.units import gib
 from llmlaunch.verdicts import COLOURS
 
-__all__ = [
-    "correction_words",
-    "markdown_table",
-    "one_line",
-    "paragraph",
-    "percent",
-    "print_verdict",
-    "signed_percent",
-    "table",
-    "with_coloured_verdict",
-]
-
 FOLD = "    "  # before the columns of a row that go on below it
 
 

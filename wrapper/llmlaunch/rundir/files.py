@@ -26,29 +26,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 
-__all__ = [
-    "MOST_APPENDED_BYTES",
-    "MOST_BYTES",
-    "AppendedRecords",
-    "LogTail",
-    "appended_records",
-    "bounded_lines",
-    "create",
-    "json_bytes",
-    "object_in",
-    "object_of",
-    "open_regular",
-    "parse_json",
-    "read_bytes",
-    "read_object",
-    "read_run_id",
-    "read_tail",
-    "read_text",
-    "replace_bytes",
-    "replace_json",
-]
-
-
 MOST_BYTES = 32 * 2**20
 """Limit for a file read whole. status.json is the largest: some 600 bytes for each rank, 10 MiB for 16,000 of them."""
 

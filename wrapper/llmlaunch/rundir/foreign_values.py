@@ -14,19 +14,6 @@ import re
 import warnings
 from typing import Any
 
-__all__ = [
-    "MOST_DEPTH",
-    "MOST_WHOLE",
-    "UNREADABLE",
-    "byte_size_in",
-    "fits_64_bits",
-    "is_deeper_than",
-    "is_whole_number",
-    "literal_in",
-    "number_in",
-    "whole_number_in",
-]
-
 MOST_WHOLE = 2**63 - 1
 """The largest whole number that a database, JSON readers of other languages and NumPy hold."""
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["AttemptFacts", "AttemptTime", "Goodput", "goodput", "goodput_of"]
 
 _STATES = ("succeeded", "failed", "stopped")
 # A job that stays in its allocation rests ten minutes at most. After a longer gap it went to the queue all the same: it

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .probe_files import ProbeFile
     from .summary import RankSummary
 
-__all__ = ["MemoryWatch", "attempt_summary", "summarize"]
 
 WHOLE_BYTES = 2**20  # of a monitor's file, some hours of eight GPUs: up to there every line is read
 WATCHED_BYTES = 2**18  # of a monitor's file that is met while it grows: its lines are cumulative, the last are enough

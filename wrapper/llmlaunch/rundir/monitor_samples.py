@@ -18,7 +18,6 @@ from .values import byte_count, bytes_within, number, objects_in, text_or_none, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["GpuPeaks", "NodePeaks", "PrintedPeaks", "add_line", "add_lines", "countable_gpus"]
 
 N = TypeVar("N", int, float)
 SLOW_FIELDS = (  # that most lines of a long run repeat

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = ["EVENTS", "notice_lines", "undelivered_notices"]
 
 EVENTS = ("start", "first_step", "stall", "restart", "slow", "bad_loss", "end")
 

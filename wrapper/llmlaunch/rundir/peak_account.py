@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     Record = dict[str, Any]
 
 
-__all__ = ["MemoryEvidence", "node_summary", "pipeline_rank_of", "rank_summaries"]
-
-
 ACCOUNTING, PROBE = "nvml accounting", "torch probe"
 
 

@@ -21,7 +21,6 @@ from .foreign_values import fits_64_bits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["load_plain"]
 
 MOST_INSTRUCTIONS = 5_000_000
 """Limit for one file; PyTorch's flight recorder writes about 60 for each of its 2,000 entries."""

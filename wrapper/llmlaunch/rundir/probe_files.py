@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["ProbeFile", "TorchPeaks", "fullest_devices", "largest_peaks", "read_probe_file"]
 
 VERSION = 1
 _AFTER_PROCESS = b'"at": '  # what comes before it in a line is the same in every line of a process

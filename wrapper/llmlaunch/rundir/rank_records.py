@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = [
-    "BY_LAUNCHER",
-    "RankFile",
-    "is_rank_record",
-    "latest_by_rank",
-    "node_rank_records",
-    "rank_files",
-    "rank_records",
-    "read_rank_file",
-    "sound_rank",
-    "with_copies",
-]
 
 FEW_FILES, READERS = 64, 16
 BY_LAUNCHER = "RANK"

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from .attempt import Attempt
 
-__all__ = ["ended_before_first_step", "reached_step", "run_step"]
 
 TAIL_BYTES = 2**16  # of a log: some hundred step lines of Megatron-LM
 _MOST_LOGS = 10_000

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
-__all__ = [
-    "RunDirectoryError",
-    "RunFiles",
-    "RunHistory",
-    "attempt_order",
-    "begun_attempts",
-    "next_layout",
-    "read_run",
-    "run_history",
-]
 
 SCHEMA = 1
 

@@ -13,7 +13,6 @@ from .values import is_host, number, objects_in, printable, shortened, time_or_n
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SlowDevice", "slow_devices"]
 
 _MOST_ENTRIES, _MOST_SIGNS, _LONGEST_SIGN = 256, 16, 120
 

@@ -17,7 +17,6 @@ from .files import read_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RUN_FILE", "VARIABLE", "is_private", "spool_folder", "spool_root", "spooled"]
 
 VARIABLE = "LLMLAUNCH_SPOOL"
 RUN_FILE = "run"

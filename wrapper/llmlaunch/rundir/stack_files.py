@@ -15,7 +15,6 @@ from .files import read_tail
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["HEADING", "MOST_BYTES_OF_A_NODE", "ranks_stacks", "ranks_that_wrote"]
 
 HEADING = b"=== rank %d ==="
 MOST_BYTES_OF_A_NODE = 4 * 2**20

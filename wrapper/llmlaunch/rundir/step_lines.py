@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from re import Match, Pattern
 
-__all__ = ["Step", "StepLines", "StepNews"]
 
 LONGEST_LINE = 4096  # bytes; the rest of a longer line is not looked at: a step line of Megatron-LM has 400
 

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "RECORDS",
-    "SCHEMA",
-    "AttemptSummary",
-    "NodeSummary",
-    "RankSummary",
-    "counted_files",
-    "file_states",
-    "still_whole",
-    "summary_of_json",
-    "whole_summary",
-]
 
 SCHEMA = 1
 RECORDS = (".json", ".jsonl")

@@ -3,8 +3,6 @@ node alike."""
 
 from __future__ import annotations
 
-__all__ = ["ANY_SCRIPT", "BY_HAND", "DEEPSPEED_ENGINE", "DEEPSPEED_PIPELINE", "MEGATRON", "OURS", "SLOW", "TRAINER"]
-
 # Named groups: step, steps, loss, tokens_per_second, seconds or milliseconds (of a step), and nan, which says in other
 # words that the loss is NaN. They are also searched in bytes by Python 3.8 on the node, so nothing newer, and nothing
 # outside ASCII.

@@ -12,34 +12,6 @@ import shlex
 from pathlib import PurePath
 from typing import Any
 
-__all__ = [
-    "byte_count",
-    "bytes_within",
-    "count_above_zero",
-    "counted",
-    "host_names",
-    "is_attempt",
-    "is_cluster",
-    "is_fallback",
-    "is_for_fewer_nodes",
-    "is_host",
-    "is_local_job",
-    "is_path_component",
-    "is_run_id",
-    "is_slurm_job",
-    "job_of",
-    "number",
-    "objects_in",
-    "printable",
-    "shortened",
-    "text_or_none",
-    "time_or_none",
-    "to_type",
-    "whole_number",
-    "with_escapes",
-]
-
-
 _INT64 = 2**63
 
 

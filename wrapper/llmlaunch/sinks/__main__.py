@@ -16,8 +16,6 @@ from typing import IO, Any
 
 from llmlaunch.sinks.figures import Sink, figures_of
 
-__all__ = ["main"]
-
 
 def main(name: str) -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -23,9 +23,6 @@ from llmlaunch.store.database import Store
 from llmlaunch.store.history import RunMark, run_marks, stored_run
 from llmlaunch.user_data import with_home
 
-__all__ = ["KINDS", "Chosen", "Kind", "Passed", "chosen_sinks", "harmless", "pass_on"]
-
-
 _USER = re.compile(r"://\S*@")  # up to the last @: a password may hold one
 _QUERY = re.compile(r"(://[^\s?]*)\?\S*")
 

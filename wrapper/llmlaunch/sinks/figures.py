@@ -10,9 +10,6 @@ from typing import Any
 
 from llmlaunch.rundir.values import whole_number
 
-__all__ = ["Figures", "MeasuredPeak", "Sink", "changed_runs", "figures_of"]
-
-
 _FACTS = ("backend", "backend_version", "gpu", "world_size", "sequence_length", "global_batch_size")
 
 

@@ -13,8 +13,6 @@ from mlflow.entities import Metric, Param, RunTag, ViewType
 
 from llmlaunch.sinks.figures import Figures, Sink, changed_runs
 
-__all__ = ["Mlflow"]
-
 _RUN, _KEY, _MARK = "llmlaunch.run_id", "llmlaunch.key", "llmlaunch.mark"
 _STATUS = {
     "succeeded": "FINISHED",

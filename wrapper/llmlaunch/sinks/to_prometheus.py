@@ -18,8 +18,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from llmlaunch.documents.writing import replacing
 from llmlaunch.sinks.figures import Figures, MeasuredPeak, Sink, changed_runs
 
-__all__ = ["MOST_PEAKS", "MOST_RUNS", "Prometheus"]
-
 MOST_RUNS = 20
 """The files of older ones are removed: every series that exists costs the server memory."""
 

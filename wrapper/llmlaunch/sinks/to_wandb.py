@@ -13,8 +13,6 @@ from pathlib import Path
 from llmlaunch.documents.writing import write_whole
 from llmlaunch.sinks.figures import Figures, Sink, changed_runs
 
-__all__ = ["Wandb", "tracked_id"]
-
 _MARKS = "llmlaunch-marks"
 _LONGEST_ID = 120
 _ONGOING = ("running", "submitted")

@@ -20,8 +20,6 @@ from llmlaunch.store.location import stored_json
 from llmlaunch.store.runs import ONGOING
 from llmlaunch.store.tables import measurements, plans, recipes, runs
 
-__all__ = ["MeasuredAttempt", "PastRun", "RunMark", "last_true_peaks", "measured_attempts", "run_marks", "stored_run"]
-
 MOST_ATTEMPTS = 20
 
 

@@ -15,24 +15,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import shortened
 from llmlaunch.user_data import user_data, with_home
 
-__all__ = [
-    "LAST",
-    "SHORT_WAIT_SECONDS",
-    "VARIABLE",
-    "DamagedStore",
-    "Location",
-    "StoreInUse",
-    "damaged",
-    "existing_store",
-    "in_use",
-    "network_file_system",
-    "short_wait_seconds",
-    "store_exists",
-    "stored_as",
-    "stored_json",
-    "where",
-]
-
 T = TypeVar("T")
 VARIABLE = "LLMLAUNCH_STORE"
 LAST = "last"  # what a person calls the newest of their runs

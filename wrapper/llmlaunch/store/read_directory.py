@@ -35,9 +35,6 @@ from llmlaunch.store.run_stops import stop_columns
 from llmlaunch.store.runs import ONGOING, secrets_of, stored, stored_row, unix_seconds, worst_predicted
 from llmlaunch.store.sick_nodes import Failure
 
-__all__ = ["KnownRun", "Outcome", "RunRead", "read_directory"]
-
-
 _LOOKED_AT = (
     file_names.RUN,
     file_names.RUN_ID,

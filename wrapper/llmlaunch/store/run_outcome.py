@@ -18,18 +18,6 @@ from llmlaunch.rundir.values import time_or_none
 from llmlaunch.store.runs import unix_seconds
 from llmlaunch.store.sick_nodes import Failure
 
-__all__ = [
-    "AttemptCauses",
-    "AttemptOutcome",
-    "LauncherWord",
-    "attempt_causes",
-    "attempt_outcomes",
-    "failures_of",
-    "launched_by",
-    "run_state",
-]
-
-
 Record = Mapping[str, Any]
 
 # what an attempt's verdict may say comes next -> the state of the run until that has begun

@@ -11,8 +11,6 @@ from llmlaunch.rundir.peak_account import pipeline_rank_of
 from llmlaunch.rundir.summary import AttemptSummary, NodeSummary, RankSummary
 from llmlaunch.rundir.values import byte_count, time_or_none
 
-__all__ = ["AttemptRecords", "oom_records", "records_of"]
-
 # kind of peak -> the counter of torch's caching allocator, and its name in a rank's summary
 ALLOCATOR = {
     "allocated": ("allocated_bytes.all.peak", "allocated_peak_bytes"),

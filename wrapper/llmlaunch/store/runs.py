@@ -30,25 +30,6 @@ from llmlaunch.store.database import Store, batches
 from llmlaunch.store.location import LAST
 from llmlaunch.store.tables import measurements, plans, recipes, runs
 
-__all__ = [
-    "ONGOING",
-    "Run",
-    "RunFilter",
-    "find_run",
-    "list_runs",
-    "put_plan",
-    "put_recipe",
-    "put_runs",
-    "record_submission",
-    "secrets_of",
-    "set_state",
-    "stored",
-    "stored_row",
-    "unix_seconds",
-    "worst_predicted",
-]
-
-
 ONGOING = ("submitted", "running")  # every other state is the end of a run
 
 

@@ -13,8 +13,6 @@ from llmlaunch.causes.suspects import ENOUGH_SIGNS
 from llmlaunch.store.database import Store
 from llmlaunch.store.tables import sick_nodes
 
-__all__ = ["DAY_SECONDS", "Failure", "SickNode", "forgive", "put_failures", "sick_nodes_of", "suspects_of"]
-
 DAY_SECONDS = 86400.0
 CRASH = "crash"  # the kind of cause
 FIRST_DAYS, MOST_DAYS = 7.0, 60.0

@@ -16,20 +16,6 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.timing.constants import constant
 
-__all__ = [
-    "all_to_all",
-    "copied",
-    "exchange",
-    "exposed",
-    "host_link",
-    "host_link_bytes_per_second",
-    "in_domain",
-    "links",
-    "neighbour",
-    "pipeline_hop",
-    "ring",
-]
-
 
 @frozen
 class Links:

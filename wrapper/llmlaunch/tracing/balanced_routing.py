@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fake_dispatch import bare
 from trace_checks import NotTraceable
 
-__all__ = ["BalancedSelection", "install"]
-
 
 @bare
 class BalancedSelection(TorchDispatchMode):

@@ -10,8 +10,6 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 import bridge_packages
 
-__all__ = ["with_adapters", "with_packed_rows"]
-
 Build = Callable[..., Any]
 ROWS, LONGEST = 16, 2048  # which no allocation depends on: attention within rows keeps as much as over all of them
 

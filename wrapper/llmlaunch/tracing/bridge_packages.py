@@ -11,8 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["install"]
-
 PACKAGES = tuple(
     f"megatron.bridge{name}"
     for name in ("", ".models", ".models.conversion", ".models.hf_pretrained", ".data.builders", ".data")

@@ -19,8 +19,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["CachingAllocator", "OutOfMemory", "replay", "replayed"]
-
 MIB = 2**20
 BLOCK_BYTES = 512  # kMinBlockSize: every request is a multiple of it
 SMALL_REQUEST_BYTES = 1 * MIB  # kSmallSize: the largest of the small pool

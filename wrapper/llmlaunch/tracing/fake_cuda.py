@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["answer_torch_cuda", "install"]
-
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 TOTAL_MEMORY_BYTES = 80 * 2**30
 HOPPER = types.SimpleNamespace(

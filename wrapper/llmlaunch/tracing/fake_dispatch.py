@@ -13,8 +13,6 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["InventedScalars", "bare", "install"]
-
 fake_tensor.CONSTANT_NUMEL_LIMIT = 4096  # lists made into tensors (splits of a grouped GEMM) can be read back
 
 META = torch.device("meta")

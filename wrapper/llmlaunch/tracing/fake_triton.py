@@ -13,8 +13,6 @@ from unittest.mock import MagicMock
 
 from trace_checks import NotTraceable
 
-__all__ = ["install"]
-
 VERSION = "3.9.0"
 
 

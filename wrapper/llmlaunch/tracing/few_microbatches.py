@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["enough_microbatches", "full_microbatches"]
-
 STEADY = 2  # more of a schedule whose period is one micro-batch
 
 

@@ -19,8 +19,6 @@ from torch.utils._pytree import tree_iter
 from fake_dispatch import bare
 from trace_checks import FRAMEWORKS
 
-__all__ = ["STORAGES", "grouped", "state_of", "stateless_of", "tensors_in"]
-
 ALLOCATION_BYTES = 512  # c10 CUDACachingAllocator kMinBlockSize: every request is rounded up to this
 MODULES = ("megatron/core/transformer/", "megatron/core/models/", "megatron/core/ssm/", "transformers/models/")
 

@@ -72,8 +72,6 @@ from trace_checks import TraceEvidence, insist_complete, insist_traceable
 patches.patch_megatron()
 fake_dispatch.install()
 
-__all__ = ["OfBridge", "trace", "trace_of"]
-
 
 ITERATIONS = 2  # the first makes the optimizer states, the second runs beside them
 PACKAGES = ("megatron-core", "transformer_engine", "torch")

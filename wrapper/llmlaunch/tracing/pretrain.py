@@ -24,9 +24,6 @@ from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from patches import PASSES
 
-__all__ = ["build_model", "forward_step"]
-
-
 NAMES = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["install"]
-
 
 def _fp32(*shape: int, like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)

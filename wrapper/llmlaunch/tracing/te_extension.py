@@ -20,8 +20,6 @@ from torch import Tensor
 
 from trace_checks import NotTraceable
 
-__all__ = ["install"]
-
 DTYPES = {
     "kByte": (0, torch.uint8),
     "kInt32": (2, torch.int32),

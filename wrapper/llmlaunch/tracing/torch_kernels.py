@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["install"]
-
 ROWS = 128  # to which both kernels round a sequence up
 HALVES = (torch.float16, torch.bfloat16)
 MOST_HEAD_SIZE = 256

@@ -15,18 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "ERROR",
-    "FRAMEWORKS",
-    "IncompleteTrace",
-    "NotTraceable",
-    "TraceEvidence",
-    "failed",
-    "failure_of",
-    "insist_complete",
-    "insist_traceable",
-]
-
 REFUSED = "refused"  # the frameworks do not take the job
 DISHONEST = "dishonest"  # it ran, and not all of it that allocates
 UNSUPPORTED = "unsupported"  # it would run on a GPU, and cannot be traced

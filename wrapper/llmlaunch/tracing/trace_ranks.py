@@ -40,8 +40,6 @@ from typing import Any
 
 from trace_checks import ERROR, failed, failure_of
 
-__all__ = ["ReaderLeft", "answers_of", "end_on_signals", "main"]
-
 Job = dict[str, Any]
 Answer = dict[str, Any]
 

@@ -24,8 +24,6 @@ from llmlaunch.watch.loop import Reader
 from llmlaunch.watch.model import Event, WatchedRun, step_lines, step_text
 from llmlaunch.watch.run_reader import RunFacts, run_facts, typical_seconds
 
-__all__ = ["EventReader", "FollowReader", "LogReader"]
-
 _LONGEST_EVENT = 160
 _PATIENCE_SECONDS = 5.0
 _OVERDUE_SECONDS, _OVERDUE_STEPS = 60.0, 3.0

@@ -17,8 +17,6 @@ from llmlaunch.watch.loop import AskStates, StatePoller, View, watch
 from llmlaunch.watch.model import WatchedRun, step_lines, step_text
 from llmlaunch.watch.screen import Screen
 
-__all__ = ["follow", "follow_several"]
-
 _READ_SECONDS, _SEVERAL_READ_SECONDS = 0.5, 1.0
 _LATE_READS = 2
 _NEWS_OF_START = timedelta(minutes=15)

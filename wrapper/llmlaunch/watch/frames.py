@@ -13,8 +13,6 @@ from llmlaunch.report.text import one_line
 from llmlaunch.units import duration, gib
 from llmlaunch.watch.model import Gauge, WatchedRun, step_text
 
-__all__ = ["ASCII", "BLOCKS", "Glyphs", "Line", "alarm", "bar", "frame", "sparkline"]
-
 Line = tuple[tuple[str, str], ...]
 """Pieces of text, each with a style ("" for none, else words as `bold red`)."""
 

@@ -16,8 +16,6 @@ from llmlaunch.rundir.values import byte_count
 from llmlaunch.units import duration
 from llmlaunch.watch.model import Gauge
 
-__all__ = ["MemoryReader"]
-
 _LAST = 1 << 31
 _MEMORY_SECONDS = 5.0
 """Between two reads of the monitors' files: they write every 10 s at most."""

@@ -17,8 +17,6 @@ from llmlaunch.launchers.run_status import RunStatus, read_statuses
 from llmlaunch.rundir import file_names
 from llmlaunch.watch.model import WatchedRun
 
-__all__ = ["AskStates", "Reader", "StatePoller", "View", "watch"]
-
 AskStates = Callable[[Sequence[Submission], Callable[[str], None]], list[RunStatus]]
 
 _SLURM_SECONDS, _LOCAL_SECONDS = 5.0, 2.0

@@ -11,8 +11,6 @@ from llmlaunch.report.terminal import filled
 from llmlaunch.report.text import one_line
 from llmlaunch.units import duration, gib
 
-__all__ = ["Event", "Gauge", "WatchedRun", "step_lines", "step_text"]
-
 
 @dataclass(frozen=True)
 class Gauge:

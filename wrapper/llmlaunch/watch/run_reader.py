@@ -25,9 +25,6 @@ from llmlaunch.rundir.values import count_above_zero, number, whole_number
 from llmlaunch.watch.gauges import MemoryReader
 from llmlaunch.watch.model import WatchedRun
 
-__all__ = ["RunFacts", "RunReader", "run_facts", "typical_seconds"]
-
-
 _STEPS_KEPT = 120
 _STEPS_TIMED = 20
 _TAIL_LINES = 400

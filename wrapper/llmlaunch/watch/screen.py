@@ -20,8 +20,6 @@ from llmlaunch.report.terminal import filled
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import printable
 
-__all__ = ["Screen", "outliving_the_terminal"]
-
 
 class Screen:
     """`say` writes lines that stay; `show` lines that the next words replace: on a terminal alone, elsewhere they are

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ["JsonView", "LineView", "TerminalView", "can_draw", "changes"]
-
 
 _ALL_ROWS = 10_000
 """What is left on the terminal at the end may scroll."""

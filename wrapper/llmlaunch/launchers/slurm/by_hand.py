@@ -13,8 +13,6 @@ from llmlaunch.launchers.slurm.commands import SlurmCommands
 from llmlaunch.launchers.slurm.text import QUEUED_SCRIPT_FORMAT, parse_queued_scripts
 from llmlaunch.rundir import file_names
 
-__all__ = ["queued_by_hand"]
-
 
 def queued_by_hand(run_dir: Path, say: Callable[[str], None]) -> Submission | None:
     """Return the newest job in the queue whose script is the run directory's job.sbatch. None where there is none, no

@@ -33,8 +33,6 @@ from llmlaunch.launchers.slurm.text import (
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import create, read_run_id
 
-__all__ = ["SlurmAnswers", "SlurmLauncher", "is_settled", "job_state"]
-
 
 def _silent(_: str) -> None:
     pass

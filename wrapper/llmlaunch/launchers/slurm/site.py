@@ -16,8 +16,6 @@ from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import host_names
 
-__all__ = ["ask_site", "cluster_name", "exclusion", "max_array_size", "nodes_of_cluster"]
-
 _ASK_SECONDS, _ASK_TRIES = 30.0, 2
 _RUNNERS = ("apptainer", "singularity")
 _SHIPPED = "or start from a shipped profile (base: h100-80gb-x8, docs/sites.md)"

@@ -34,8 +34,6 @@ from llmlaunch.report.slurm_words import mend_of_refusal
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import is_attempt, is_slurm_job, job_of, to_type
 
-__all__ = ["adopt", "submit", "test"]
-
 _LOOKS = 10
 _SILENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0

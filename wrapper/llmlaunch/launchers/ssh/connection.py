@@ -20,8 +20,6 @@ from llmlaunch.launchers.bounded_answer import MOST_ERROR_BYTES, AnswerTooLong, 
 from llmlaunch.launchers.place import Reached
 from llmlaunch.rundir.values import printable, to_type
 
-__all__ = ["ENDLESS", "Connection", "Reply", "is_ssh_host", "no_ssh", "text_of"]
-
 _BEGINS = "llmlaunch: the command begins"
 _ENTER = (
     "command -v bash >/dev/null || { echo bash is not there >&2; exit 127; }; "

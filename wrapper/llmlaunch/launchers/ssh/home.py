@@ -27,8 +27,6 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_bytes, read_object, replace_json
 from llmlaunch.rundir.values import is_run_id, to_type
 
-__all__ = ["Home", "SshPlace", "change_there", "home_of", "write_home"]
-
 _SEND_SECONDS = 1800.0
 _SHARE_SECONDS = 30.0
 _PATH = re.compile(r"/[^\x00-\x1f\x7f]{0,4000}")

@@ -14,8 +14,6 @@ from llmlaunch.launchers.ssh.connection import Connection, is_ssh_host
 from llmlaunch.launchers.ssh.home import Home, write_home
 from llmlaunch.rundir.foreign_values import whole_number_in
 
-__all__ = ["RemoteHost", "look_at"]
-
 _DEFAULT_RUNS = "llmlaunch-runs"
 _OLDEST_PYTHON = (3, 8)  # of node.pyz, too
 _LOOK = (

@@ -27,8 +27,6 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import MOST_APPENDED_BYTES, object_of
 from llmlaunch.rundir.values import text_or_none, whole_number
 
-__all__ = ["Wanted", "bring_each_home", "bring_home", "brought_home"]
-
 Wanted = Literal["state", "peaks", "all"]
 """What comes home: what tells the state of a run (and, of one that is over, its peaks); also the peaks so far; also the
 logs of all nodes."""
