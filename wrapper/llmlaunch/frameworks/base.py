@@ -177,6 +177,11 @@ def implies(condition: BoolColumn | bool, consequence: BoolColumn | bool) -> Boo
     return column
 
 
+def of_techniques(*rules: Rule) -> tuple[Rule, ...]:
+    """Return rules as those that look at what is tried with every split."""
+    return tuple(replace(rule, of_techniques=True) for rule in rules)
+
+
 def pinned_least(recipe: Recipe, name: str) -> int:
     """Return the smallest number that the pin `name` of the layout allows, or 0 where the layout leaves it free."""
     pin = recipe.pins.get(name, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.frameworks.base import Requirement, implies
+from llmlaunch.frameworks.base import Requirement, implies, of_techniques
 from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES, FP32_STATES
 from llmlaunch.layout import Rule
 from llmlaunch.recipe.types import Recipe
@@ -65,36 +65,32 @@ FORMAT_REQUIREMENTS: tuple[Requirement, ...] = (
     ),
 )
 
-_WIDE_GRADIENTS: tuple[Rule, ...] = (
+_WIDE_GRADIENTS: tuple[Rule, ...] = of_techniques(
     Rule(
         "gradients-fp32-zero",
         "gradient_dtype: fp32 needs zero_stage 1, 2 or 3",
         ENGINE,
         lambda s: np.greater(s.layouts.zero_stage, 0),
-        of_techniques=True,
     ),
     Rule(
         "gradients-fp32-here",
         "gradient_dtype: fp32 is not counted for optimizer states on the host: leave one of the two out",
         FACTS,
         lambda s: implies(s.techniques.offload_optimizer > 0, np.zeros(len(s.layouts), dtype=np.bool_)),
-        of_techniques=True,
     ),
 )
-_BF16_MASTERS: tuple[Rule, ...] = (
+_BF16_MASTERS: tuple[Rule, ...] = of_techniques(
     Rule(
         "bf16-masters-zero",
         "main_parameters: bf16 needs zero_stage 1, 2 or 3",
         CONFIG,
         lambda s: np.greater(s.layouts.zero_stage, 0),
-        of_techniques=True,
     ),
     Rule(
         "bf16-masters-alone",
         "main_parameters: bf16 needs offload_optimizer above 0 where the moments are fp32",
         MASTERS,
         lambda s: np.full(len(s.layouts), s.numbers.optimizer == BF16 or s.techniques.offload_optimizer > 0),
-        of_techniques=True,
     ),
 )
 _BF16_MASTERS_HERE = Rule(

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmlaunch.families.registry import family_named
 from llmlaunch.frameworks.argument import Argument, argument, optional
-from llmlaunch.frameworks.base import Requirement, implies, parts_fused_modules, pinned_least
+from llmlaunch.frameworks.base import Requirement, implies, of_techniques, parts_fused_modules, pinned_least
 from llmlaunch.frameworks.deepspeed.number_formats import FORMAT_REQUIREMENTS
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.layers.mamba import Mamba2
@@ -304,27 +304,24 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 )
 
 
-TECHNIQUE_RULES: tuple[Rule, ...] = (
+TECHNIQUE_RULES: tuple[Rule, ...] = of_techniques(
     Rule(
         "offload-optimizer-zero",
         "offload_optimizer needs zero_stage 1, 2 or 3",
         OFFLOAD,
         lambda s: implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0),
-        of_techniques=True,
     ),
     Rule(
         "offload-part-zero-3",
         "offload_optimizer below 1 needs zero_stage 3",
         f"{ZERO} offload_ratio_check",
         lambda s: implies(0 < s.techniques.offload_optimizer < 1, np.equal(s.layouts.zero_stage, 3)),
-        of_techniques=True,
     ),
     Rule(
         "offload-parameters-zero-3",
         "offload_parameters needs zero_stage 3 (DeepSpeed would silently ignore it below)",
         OFFLOAD,
         lambda s: implies(s.techniques.offload_parameters, np.equal(s.layouts.zero_stage, 3)),
-        of_techniques=True,
     ),
 )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.argument import expands_segments
-from llmlaunch.frameworks.base import Requirement, implies
+from llmlaunch.frameworks.base import Requirement, implies, of_techniques
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.models.shape import ModelShape
@@ -144,14 +144,13 @@ def _none(s: Situation) -> BoolColumn:
     return np.zeros(len(s.layouts), dtype=np.bool_)
 
 
-GRAPH_RULES: tuple[Rule, ...] = (
+GRAPH_RULES: tuple[Rule, ...] = of_techniques(
     Rule(
         "graphs-capacity",
         "cuda_graphs: moe_preprocess cannot hold an alltoall with model.moe.capacity_factor, which copies counts "
         "to the host",
         CONFIG,
         lambda s: implies(_graphed(s, "moe_preprocess") and _counted_on_the_host(s), _none(s)),
-        of_techniques=True,
     ),
     Rule(
         "graphs-delayed-bias",
@@ -161,42 +160,36 @@ GRAPH_RULES: tuple[Rule, ...] = (
             _graphed(s, "attn") and s.techniques.delay_weight_gradients and (s.shape.linear_bias or s.shape.qkv_bias),
             _none(s),
         ),
-        of_techniques=True,
     ),
     Rule(
         "graphs-no-full-recompute",
         "cuda_graphs of parts of a layer need recompute none or selective; full needs full_iteration",
         CONFIG,
         _full_recompute,
-        of_techniques=True,
     ),
     Rule(
         "graphs-no-recomputed-mixture",
         "cuda_graphs: moe_router excludes recompute_modules: moe",
         CONFIG,
         _recomputed_mixture,
-        of_techniques=True,
     ),
     Rule(
         "graphs-attention-dropout",
         "cuda_graphs of attention that recomputes core_attn need model.attention_dropout: 0",
         CONFIG,
         _dropped_attention,
-        of_techniques=True,
     ),
     Rule(
         "graphs-hidden-dropout",
         "cuda_graphs of an MLP that is recomputed need model.hidden_dropout: 0",
         CONFIG,
         _dropped_mlp,
-        of_techniques=True,
     ),
     Rule(
         "graphs-no-offloaded-layers",
         "cuda_graphs exclude offload_layers",
         CONFIG,
         lambda s: implies(bool(s.techniques.cuda_graphs), np.equal(s.layouts.offload_layers, 0)),
-        of_techniques=True,
     ),
     Rule(
         "graphs-no-offloaded-modules",
@@ -204,7 +197,6 @@ GRAPH_RULES: tuple[Rule, ...] = (
         "(--fine-grained-offloading-max-inflight-offloads)",
         "megatron/core/transformer/transformer_config.py, core 0.19",
         lambda s: implies(_graphed(s, FULL_ITERATION) and bool(s.techniques.offload_modules), _none(s)),
-        of_techniques=True,
     ),
     Rule(
         "graphs-hidden-exchange",
@@ -214,7 +206,6 @@ GRAPH_RULES: tuple[Rule, ...] = (
             _graphed(s, "mlp") and s.techniques.overlaps_experts,
             _none(s),
         ),
-        of_techniques=True,
     ),
 )
 

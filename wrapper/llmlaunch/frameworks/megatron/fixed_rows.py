@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.frameworks.base import Requirement, implies
+from llmlaunch.frameworks.base import Requirement, implies, of_techniques
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 
@@ -127,13 +127,12 @@ def _none(s: Situation) -> BoolColumn:
     return np.zeros(len(s.layouts), dtype=np.bool_)
 
 
-FIXED_ROW_RULES: tuple[Rule, ...] = (
+FIXED_ROW_RULES: tuple[Rule, ...] = of_techniques(
     Rule(
         "fixed-rows-whole-experts",
         "expert_rank_capacity_factor needs --expert-tensor-parallel-size 1",
         EXPERTS,
         lambda s: implies(s.techniques.expert_rank_capacity_factor is not None, np.equal(s.layouts.expert_tensor, 1)),
-        of_techniques=True,
     ),
     Rule(
         "fixed-rows-keep-activation",
@@ -144,7 +143,6 @@ FIXED_ROW_RULES: tuple[Rule, ...] = (
             s.techniques.expert_rank_capacity_factor is not None and "moe_act" in s.techniques.recompute_modules,
             np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE),
         ),
-        of_techniques=True,
     ),
     Rule(
         "fixed-rows-on-device",
@@ -156,21 +154,18 @@ FIXED_ROW_RULES: tuple[Rule, ...] = (
             and _offloads_experts(s),
             _none(s),
         ),
-        of_techniques=True,
     ),
     Rule(
         "stash-in-place-of-offload",
         "paged_stash holds what offload_modules: moe_act and expert_fc1 would move; remove one of the two",
         CONFIG,
         lambda s: implies(s.techniques.paged_stash is not None and _offloads_experts(s), _none(s)),
-        of_techniques=True,
     ),
     Rule(
         "stash-no-offloaded-layers",
         "paged_stash excludes offload_layers",
         CONFIG,
         lambda s: implies(s.techniques.paged_stash is not None, np.equal(s.layouts.offload_layers, 0)),
-        of_techniques=True,
     ),
     Rule(
         "stash-of-kept-experts",
@@ -178,6 +173,5 @@ FIXED_ROW_RULES: tuple[Rule, ...] = (
         "nothing of theirs waits",
         PAGES,
         lambda s: implies(s.techniques.paged_stash is not None, _kept_experts(s)),
-        of_techniques=True,
     ),
 )

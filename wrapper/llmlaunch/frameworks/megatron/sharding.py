@@ -8,7 +8,7 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn
 from llmlaunch.facts import MemoryFacts
-from llmlaunch.frameworks.base import Requirement, StateTechniques
+from llmlaunch.frameworks.base import Requirement, StateTechniques, of_techniques
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_fsdp_facts
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.models.shape import ModelShape
@@ -96,20 +96,18 @@ def sharded(s: Situation) -> BoolColumn:
     return column
 
 
-SHARDING_RULES: tuple[Rule, ...] = (
+SHARDING_RULES: tuple[Rule, ...] = of_techniques(
     Rule(
         "sharded-one-stage",
         "zero_stage 2 and 3 need --pipeline-model-parallel-size 1: a checkpoint names the layers of every stage from 0 "
         "on, so those of one stage would stand for all",
         f"{CHECKPOINTS} generate_state_dict, preprocess_fsdp_dtensor_state_dict, core 0.19",
         lambda s: ~sharded(s) | np.equal(s.layouts.pipeline, 1),
-        of_techniques=True,
     ),
     Rule(
         "sharded-optimizer-stays",
         "zero_stage 2 and 3 keep the optimizer on the device: the one that is offloaded knows no sharded tensors",
         "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19",
         lambda s: ~sharded(s) | np.bool_(s.techniques.offload_optimizer == 0.0),
-        of_techniques=True,
     ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.frameworks.base import Requirement, implies, pinned_least
+from llmlaunch.frameworks.base import Requirement, implies, of_techniques, pinned_least
 from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
@@ -145,62 +145,54 @@ def instances_divide(s: Situation) -> BoolColumn:
     return column
 
 
-TECHNIQUE_RULES: tuple[Rule, ...] = (
+TECHNIQUE_RULES: tuple[Rule, ...] = of_techniques(
     Rule(
         "offload-layers-one-stage",
         "offload_layers needs --pipeline-model-parallel-size 1",
         CONFIG,
         lambda s: implies(s.layouts.offload_layers > 0, np.equal(s.layouts.pipeline, 1)),
-        of_techniques=True,
     ),
     Rule(
         "offload-layers-no-recompute",
         "offload_layers needs recompute: none",
         CONFIG,
         lambda s: implies(s.layouts.offload_layers > 0, np.equal(s.layouts.recompute, RECOMPUTE_NONE)),
-        of_techniques=True,
     ),
     Rule(
         "offload-layers-some-stay",
         "offload_layers must be less than the layers of the model",
         CONFIG,
         lambda s: implies(s.layouts.offload_layers > 0, s.layouts.offload_layers < s.shape.num_layers),
-        of_techniques=True,
     ),
     Rule(
         "recomputed-mlp-unbiased",
         "recompute_modules: mlp needs linear_bias: false: the backward pass of a recomputed MLP with biases never ends",
         "megatron/core/transformer/transformer_layer.py _forward_mlp, core 0.19",
         recomputed_mlp_unbiased,
-        of_techniques=True,
     ),
     Rule(
         "offload-layers-no-modules",
         "offload_layers and offload_modules exclude each other",
         CONFIG,
         lambda s: implies(bool(s.techniques.offload_modules), np.equal(s.layouts.offload_layers, 0)),
-        of_techniques=True,
     ),
     Rule(
         "offload-modules-no-full",
         "offload_modules needs recompute none or selective: full keeps nothing of a module",
         "megatron/core/transformer/transformer_block.py checkpointed_forward, core 0.19",
         lambda s: implies(bool(s.techniques.offload_modules), np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
-        of_techniques=True,
     ),
     Rule(
         "instances-distributed",
         "optimizer_instances need zero_stage 1: they are groups that share one --use-distributed-optimizer",
         "megatron/core/distributed/distributed_data_parallel.py, core 0.19",
         lambda s: implies(s.techniques.optimizer_instances > 1, np.equal(s.layouts.zero_stage, 1)),
-        of_techniques=True,
     ),
     Rule(
         "instances-divide",
         "optimizer_instances must divide data times context parallelism, and what expert parallelism leaves of it",
         "megatron/core/parallel_state.py initialize_model_parallel, core 0.19",
         instances_divide,
-        of_techniques=True,
     ),
     Rule(
         "offload-optimizer-distributed",
@@ -208,14 +200,12 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "--use-distributed-optimizer",
         "megatron/core/optimizer/optimizer_config.py, core 0.19",
         lambda s: implies(s.techniques.offload_optimizer > 0, s.layouts.zero_stage > 0),
-        of_techniques=True,
     ),
     Rule(
         "offload-optimizer-half",
         "offload_optimizer needs precision bf16 or fp16: the optimizer is handed views of fp32 parameters, and refuses",
         "megatron/core/optimizer/distrib_optimizer.py _build_model_and_main_param_groups, core 0.19",
         lambda s: np.full(len(s.layouts), not (s.techniques.offload_optimizer > 0 and s.workload.precision == "fp32")),
-        of_techniques=True,
     ),
     Rule(
         "delayed-gradients-experts",
@@ -223,21 +213,18 @@ TECHNIQUE_RULES: tuple[Rule, ...] = (
         "--overlap-moe-expert-parallel-comm",
         CONFIG,
         lambda s: implies(s.techniques.delay_weight_gradients, s.layouts.expert > 1),
-        of_techniques=True,
     ),
     Rule(
         "delayed-gradients-no-full",
         "delay_weight_gradients needs recompute none or selective",
         CONFIG,
         lambda s: implies(s.techniques.delay_weight_gradients, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
-        of_techniques=True,
     ),
     Rule(
         "delayed-gradients-interleaved",
         "delay_weight_gradients with pipeline stages needs virtual stages",
         CONFIG,
         lambda s: implies(s.techniques.delay_weight_gradients, interleaved(s)),
-        of_techniques=True,
     ),
 )
 
@@ -306,40 +293,35 @@ def all_to_all_heads(s: Situation) -> BoolColumn:
     return implies(s.techniques.context_comm == "a2a", dealt)
 
 
-OVERLAP_RULES: tuple[Rule, ...] = (
+OVERLAP_RULES: tuple[Rule, ...] = of_techniques(
     Rule(
         "hidden-exchange-experts",
         "overlap_expert_communication needs --expert-model-parallel-size above 1",
         CONFIG,
         lambda s: implies(s.techniques.overlap_expert_communication, np.greater(s.layouts.expert, 1)),
-        of_techniques=True,
     ),
     Rule(
         "hidden-exchange-no-full",
         "overlap_expert_communication needs recompute none or selective",
         CONFIG,
         lambda s: implies(s.techniques.overlap_expert_communication, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
-        of_techniques=True,
     ),
     Rule(
         "hidden-exchange-interleaved",
         "overlap_expert_communication with pipeline stages needs virtual stages",
         CONFIG,
         lambda s: implies(s.techniques.overlap_expert_communication, interleaved(s)),
-        of_techniques=True,
     ),
     Rule(
         "hidden-tensor-sequence",
         "tp_comm_overlap needs --sequence-parallel",
         ARGUMENTS,
         lambda s: implies(s.techniques.tp_comm_overlap, np.greater(s.layouts.sequence_parallel, 0)),
-        of_techniques=True,
     ),
     Rule(
         "all-to-all-heads",
         "context_comm: a2a needs heads and query groups of a tensor rank that --context-parallel-size divides",
         "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py AttnFuncWithCPAndQKVOA2A, 2.20",
         all_to_all_heads,
-        of_techniques=True,
     ),
 )
