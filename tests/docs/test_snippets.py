@@ -28,7 +28,7 @@ SKILL = DOCS / "skills" / "llmlaunch" / "SKILL.md"
 # Each snippet of these says where it runs: they are what a newcomer types.
 TYPED = [
     ROOT / "README.md",
-    *(DOCS / name for name in ("tutorial.md", "first-megatron-job.md", "first-deepspeed-job.md")),
+    *(DOCS / name for name in ("tutorial.md", "first-megatron-job.md", "first-deepspeed-job.md", "qualify.md")),
     SKILL,
 ]
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", SKILL])

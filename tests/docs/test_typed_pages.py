@@ -41,6 +41,11 @@ def test_the_first_two_screens_of_the_readme_say_for_whom_how_to_install_and_wha
     assert len(re.findall(r"(?m)^\| `llmlaunch ", table)) == 10
 
 
+def test_the_page_of_a_new_site_can_be_typed(tmp_path: Path) -> None:
+    walk(DOCS / "qualify.md", tmp_path, **data_folders(tmp_path))
+    assert not (tmp_path / "runs").exists(), "nothing was submitted"
+
+
 def test_the_skill_file_can_be_typed_and_says_when_to_use_it(tmp_path: Path) -> None:
     skill = DOCS / "skills" / "llmlaunch" / "SKILL.md"
     walk(skill, tmp_path, **data_folders(tmp_path))

@@ -387,10 +387,6 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "collect": ["as_json", "recipe", "sinks", "words"],
         "measurements": [],
         "accuracy": ["as_json", "calibration", "each", "files", "plot"],
-        "qualify": [
-            *("again", "as_json", "backend", "cluster", "dry_run", "local", "model", "no_wait", "nodes", "output"),
-            *("report", "words"),
-        ],
         "calibrate": ["accelerator", "as_json", "backend", "dry_run"],
         "explain-args": ["as_json", "fallback", "names", "run"],
         "doctor": [

@@ -69,7 +69,7 @@ def test_a_screen_names_it_on_stdout_and_a_table_beside_itself_on_a_terminal_alo
     ("arguments", "said"),
     [
         (("accuracy",), "llmlaunch submit "),
-        (("calibrate",), "llmlaunch qualify"),
+        (("calibrate",), "llmlaunch submit "),
     ],
     ids=" ".join,
 )

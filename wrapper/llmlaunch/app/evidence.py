@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmlaunch.calibration.calibrations import Calibration, estimator_digest
@@ -41,19 +39,13 @@ if TYPE_CHECKING:
     from llmlaunch.calibration.support import Rehearsal
     from llmlaunch.planner.setting import Setting
     from llmlaunch.store.history import PastRun
-    from llmlaunch.store.reading import NamedRun
 
 __all__ = [
     "Corrections",
     "Notify",
-    "QualificationSummary",
-    "farthest",
     "ignore",
-    "last_qualification",
     "last_true_peaks",
     "lessons_of",
-    "newest_qualification",
-    "qualification_name",
     "stored_calibration",
     "with_own_layouts",
 ]
@@ -339,68 +331,6 @@ def last_true_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
     except UserError as failure:
         _warn(notify, "earlier runs are not shown", failure)
         return None
-
-
-LONGEST_NAME = 60  # of 64 that a recipe's may have; the number of the run comes after it
-
-
-def qualification_name(cluster: str, backend: str) -> str:
-    """Return the name of the runs that qualify a cluster, but for their numbers."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", cluster)
-    return f"qualify-{plain[: LONGEST_NAME - len(f'qualify--{backend}')]}-{backend}"
-
-
-@dataclass(frozen=True)
-class QualificationSummary:
-    """The last qualification of a cluster with a backend: `layouts` have ended, and `worst_error` is the largest
-    predicted / measured - 1 of those that lived, None where none did."""
-
-    cluster: str
-    changed_at: float
-    layouts: int
-    worst_error: float | None
-
-
-def farthest(errors: Sequence[float | None]) -> float | None:
-    """Return the error that is farthest from zero; None where there is none."""
-    return max((error for error in errors if error is not None), key=abs, default=None)
-
-
-def last_qualification(recipe: Recipe) -> QualificationSummary | None:
-    """Return the last qualification of the recipe's cluster with its backend, as far as it was collected; None where
-    there is none. Raises UserError where the store cannot be read."""
-    runs = [
-        run
-        for run in newest_qualification(recipe.cluster.name, recipe.backend.name)
-        if run.state in ("succeeded", "failed")
-    ]
-    if not runs:
-        return None
-    errors = [
-        run.predicted_bytes / run.measured_bytes - 1
-        for run in runs
-        if run.state == "succeeded" and run.predicted_bytes and run.measured_bytes
-    ]
-    return QualificationSummary(recipe.cluster.name, max(run.changed_at for run in runs), len(runs), farthest(errors))
-
-
-def newest_qualification(cluster: str, backend: str, directory: Path | None = None) -> list[NamedRun]:
-    """Return the runs of the newest qualification of a cluster, or of the one in `directory`, by name; of a run that
-    was submitted twice the last. Raises UserError where the store cannot be read."""
-    place = existing_store()
-    if place is None:
-        return []
-    from llmlaunch.store.reading import runs_by_name
-
-    name = qualification_name(cluster, backend)
-    by_folder: dict[str, dict[str, NamedRun]] = {}
-    for run in sorted(runs_by_name(place, f"{name}-1", f"{name}-9"), key=lambda run: run.changed_at):
-        by_folder.setdefault(str(Path(run.directory).parent), {})[run.name] = run
-    if directory is not None:
-        runs = by_folder.get(str(directory.resolve()), {})
-    else:
-        runs = max(by_folder.values(), key=lambda runs: max(run.changed_at for run in runs.values()), default={})
-    return [runs[name] for name in sorted(runs)]
 
 
 class Corrections:

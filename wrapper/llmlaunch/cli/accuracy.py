@@ -80,7 +80,6 @@ def accuracy_command(
 
 def _first_runs() -> Iterator[tuple[str, str]]:
     yield to_type("submit", asset("recipes", "quickstart.yaml"), "--local", "--follow"), "a run on this machine"
-    yield to_type("qualify", "--cluster", "NAME"), "six small runs on your own devices"
 
 
 def _next_steps(families: Mapping[str, Any], files: Sequence[Path], each: bool) -> Iterator[tuple[str, str]]:

@@ -78,7 +78,6 @@ def _next_steps(learning: Learning) -> Iterator[tuple[str, str]]:
     if "taken" in {*(answer.did for answer in learning.answers), *(answer.did for answer in learning.times)}:
         yield to_type("check", "RECIPE"), "the prediction with what was learned"
     yield to_type("submit", "RECIPE"), "a run, whose peaks llmlaunch collect takes in"
-    yield to_type("qualify"), "six small layouts measured at once"
     if not learning.answers and not learning.times:
         yield to_type("measurements", "import", "FILE"), "runs that were measured elsewhere"
 

@@ -156,7 +156,7 @@ def _show_screen(run: PlannedRun, hints: Sequence[Hint], verbose: bool, job: Exi
         return
     from llmlaunch.report.plan_text import check_text
 
-    lines = ["", check_text(run.recipe, run.plan), *placement_lines(run), *_qualification_lines(run)]
+    lines = ["", check_text(run.recipe, run.plan), *placement_lines(run)]
     lines += [] if past is None else _past_lines(past, run)
     lines += ["", *_faster(hints, job)] if hints else []
     lines += ["", made_up] if made_up else []
@@ -181,21 +181,6 @@ def _readiness_notes(run: PlannedRun) -> list[str]:
 def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     """Return what to type after `check` of a recipe, whose arguments are `words`."""
     return steps_to_submit(run, words) if run.plan.good else mending_steps(run)
-
-
-def _qualification_lines(run: PlannedRun) -> list[str]:
-    """Return when the cluster was qualified, and how far off predictions were; nothing where the store cannot tell,
-    which was said before."""
-    from llmlaunch.app.evidence import last_qualification
-    from llmlaunch.report.qualification_text import summary_line
-
-    recipe = run.recipe
-    try:
-        summary = last_qualification(recipe)
-    except UserError:
-        return []
-    figures = None if summary is None else (summary.changed_at, summary.layouts, summary.worst_error)
-    return [summary_line(figures, recipe.cluster.name, recipe.backend.name)]
 
 
 def _past_sentences(past: PastRun, run: PlannedRun) -> list[str]:

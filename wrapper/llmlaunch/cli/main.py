@@ -42,7 +42,6 @@ COMMANDS = {
     "collect": ("measurements", "Take the peaks of finished runs into the store."),
     "measurements": ("measurements", "List, import and export measurements."),
     "accuracy": ("accuracy", "Score predictions against measured records."),
-    "qualify": ("qualify", "Measure small layouts on your devices against predictions."),
     "calibrate": ("calibrate", "Learn from measured runs what predictions leave out."),
     "explain-args": ("render", "Say what each argument and variable of a run follows from."),
     "doctor": ("doctor", "Look at the site: its network, and what its containers hold."),
@@ -52,7 +51,7 @@ COMMANDS = {
 # every command stands under one of these, in this order, in the help
 GROUPS = {
     "Plan": ("init", "check", "plan", "compare", "diff", "render", "rehearse", "explain-args", "schema"),
-    "Launch": ("submit", "resume", "cancel", "qualify", "observe"),
+    "Launch": ("submit", "resume", "cancel", "observe"),
     "Watch": ("status", "logs", "runs", "report", "nodes"),
     "Learn": ("collect", "measurements", "accuracy", "calibrate"),
     "Set up": ("doctor", "completion"),

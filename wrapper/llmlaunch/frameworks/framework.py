@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from llmlaunch.command_lines.training_log import TrainingLog
     from llmlaunch.findings import Finding
     from llmlaunch.frameworks.base import Backend, OmittedTechnique, RankAlone, Rendered
-    from llmlaunch.frameworks.trials import Trial
     from llmlaunch.layout import Layout
     from llmlaunch.memory.estimator import RankEstimate
     from llmlaunch.recipe.types import Recipe
@@ -33,23 +32,18 @@ class Framework:
     """What is common to all frameworks, and what holds for one that says nothing else.
 
     `requirement` is what a person must have installed, in one word. `packages` are those whose versions `doctor` shows,
-    `required_packages` those without which the trainer does not start. `qualification_recipe` names the recipe of the
-    gallery that tries a cluster out. `starter_lines` replace the line `backend:` of a starter.
+    `required_packages` those without which the trainer does not start. `starter_lines` replace the line `backend:` of a
+    starter.
     """
 
     name: ClassVar[str]
     requirement: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
     required_packages: ClassVar[tuple[str, ...]] = ()
-    qualification_recipe: ClassVar[str]
     starter_lines: ClassVar[tuple[str, ...]] = ()
 
     def backend(self) -> Backend:
         """Return the backend that prices and renders a job."""
-        raise NotImplementedError
-
-    def trials(self) -> tuple[Trial, ...]:
-        """Return the six layouts that try a cluster out."""
         raise NotImplementedError
 
     def recorded_name(self, recipe: Recipe) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -21,11 +20,9 @@ from llmlaunch.store.location import Location, damaged, in_use, short_wait_secon
 __all__ = [
     "IN_USE",
     "NAMED",
-    "NamedRun",
     "has_measurements",
     "has_runs_of",
     "rehearsal_texts",
-    "runs_by_name",
     "stop_rate",
     "stored_calibration",
     "stored_time_calibration",
@@ -44,35 +41,6 @@ _STOPS = (
     "SELECT COALESCE(SUM(unplanned_stops), 0), COALESCE(SUM(device_hours), 0.0) FROM runs "
     "WHERE accelerator = :accelerator AND device_hours IS NOT NULL"
 )
-_NAMED_RUNS = (
-    "SELECT recipes.name, runs.run_id, runs.directory, runs.state, runs.cause, runs.peak_kind, runs.predicted_bytes, "
-    "(SELECT MAX(peak_bytes) FROM measurements WHERE run_id = runs.run_id AND peak_kind = runs.peak_kind), "
-    "COALESCE(runs.ended_at, runs.started_at, runs.submitted_at, 0) "
-    "FROM runs JOIN recipes ON recipes.id = runs.recipe_id "
-    "WHERE recipes.name >= :first AND recipes.name <= :last"
-)
-
-
-@dataclass(frozen=True)
-class NamedRun:
-    """A run found by the name of its recipe. Bytes are those of the worst rank, of `peak_kind`; `changed_at` is the
-    unix time of its end, else of its start."""
-
-    name: str
-    run_id: str
-    directory: str
-    state: str
-    cause: str | None
-    peak_kind: str | None
-    predicted_bytes: int | None
-    measured_bytes: int | None
-    changed_at: float
-
-
-def runs_by_name(location: Location, first: str, last: str) -> list[NamedRun]:
-    """Return the runs of recipes whose names lie between these two, both included. Raises UserError if the store cannot
-    be read."""
-    return [NamedRun(*row) for row in _select(location, _NAMED_RUNS, first=first, last=last)]
 
 
 def stored_calibration(

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from llmlaunch.command_lines.training_log import TrainingLog
     from llmlaunch.findings import Finding
     from llmlaunch.frameworks.base import Backend, RankAlone, Rendered
-    from llmlaunch.frameworks.trials import Trial
     from llmlaunch.layout import Layout
     from llmlaunch.memory.estimator import RankEstimate
     from llmlaunch.recipe.types import Recipe
@@ -25,7 +24,6 @@ class DeepSpeedFramework(Framework):
     requirement: ClassVar = "DeepSpeed"
     packages: ClassVar = ("deepspeed", "transformers")
     required_packages: ClassVar = ("deepspeed",)
-    qualification_recipe: ClassVar = "llama2-7b-deepspeed"
     trains_on_cpus: ClassVar = True
     tracer: ClassVar = "deepspeed"
     traced_title: ClassVar = "DeepSpeed"
@@ -54,11 +52,6 @@ class DeepSpeedFramework(Framework):
         from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 
         return DeepSpeed()
-
-    def trials(self) -> tuple[Trial, ...]:
-        from llmlaunch.frameworks.deepspeed.trials import TRIALS
-
-        return TRIALS
 
     def timed_name(self, recipe: Recipe) -> str:
         """Return the kind of script where it does not train a Hugging Face model."""

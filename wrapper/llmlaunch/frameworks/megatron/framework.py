@@ -12,7 +12,6 @@ from llmlaunch.frameworks.framework import TRACE_VARIABLE, Framework
 if TYPE_CHECKING:
     from llmlaunch.findings import Finding
     from llmlaunch.frameworks.base import Backend, OmittedTechnique, RankAlone, Rendered
-    from llmlaunch.frameworks.trials import Trial
     from llmlaunch.layout import Layout
     from llmlaunch.memory.estimator import RankEstimate
     from llmlaunch.recipe.types import Recipe
@@ -25,15 +24,9 @@ class OnMegatronCore(Framework):
     """What holds wherever Megatron core trains."""
 
     packages: ClassVar = (CORE, "transformer-engine")
-    qualification_recipe: ClassVar = "llama3-8b"
     saves_at_the_end: ClassVar = ("--exit-signal-handler", "--exit-duration-in-mins")
     tracer: ClassVar = "megatron"
     traced_packages: ClassVar = (CORE,)
-
-    def trials(self) -> tuple[Trial, ...]:
-        from llmlaunch.frameworks.megatron.trials import TRIALS
-
-        return TRIALS
 
     def spellings(self) -> Mapping[str, tuple[str, ...]]:
         from llmlaunch.frameworks.megatron.flags.table import FLAGS
