@@ -125,11 +125,11 @@ def test_json_is_the_result_alone_in_the_published_shape(llmlaunch: CommandLine)
     assert more == plan
 
 
-def test_plan_shows_neighbours_the_front_and_the_heat_map(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    answer = llmlaunch("plan", "-v", "recipe.yaml", "--pareto", "--plot", "grid.svg")
+def test_plan_shows_neighbours_the_front_and_the_page(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    answer = llmlaunch("plan", "-v", "recipe.yaml", "--pareto", "--html", "plan.html")
     for part in ("Ranked layouts", "Neighbours of this layout", "Pareto front", "refused, each for the first reason"):
         assert part in answer.stdout
-    assert (tmp_path / "grid.svg").read_text().startswith("<svg")
+    assert "<html" in (tmp_path / "plan.html").read_text()
     plan = llmlaunch.json("plan", "recipe.yaml", "--pareto")
     validate(plan, json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text()))
     seconds = [point["step_seconds"] for point in plan["pareto"]]
@@ -363,7 +363,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
             "verbose",
         ],
         "plan": [
-            *("as_json", "cluster", "html", "locks", "number", "overrides", "plot", "recipe", "settings", "verbose"),
+            *("as_json", "cluster", "html", "locks", "number", "overrides", "recipe", "settings", "verbose"),
             "with_front",
         ],
         "compare": ["as_json", "cluster", "clusters", "nodes", "number", "overrides", "prices", "recipe", "settings"],
@@ -386,7 +386,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "nodes": ["as_json", "cluster", "forgive"],
         "collect": ["as_json", "recipe", "sinks", "words"],
         "measurements": [],
-        "accuracy": ["as_json", "calibration", "each", "files", "plot"],
+        "accuracy": ["as_json", "calibration", "each", "files"],
         "calibrate": ["accelerator", "as_json", "backend", "dry_run"],
         "explain-args": ["as_json", "fallback", "names", "run"],
         "doctor": [
@@ -424,7 +424,7 @@ DISAGREE = (
         ("measurements", "export", LONG), ("status", LONG), ("status", "~nobody-here"), ("check", LONG),
         ("accuracy", "deep.json"), ("measurements", "import", "deep.json"), ("runs", "--limit", "9" * 20),
         ("check", "binary.yaml"), ("check", "empty.yaml"), ("check", "loop"), ("render", QUICKSTART, "-o", "loop"),
-        ("logs", "folder", "--tail", "-1"), ("plan", QUICKSTART, "--plot", "folder"), ("resume", ""), ("cancel", "/"),
+        ("logs", "folder", "--tail", "-1"), ("plan", QUICKSTART, "--html", "folder"), ("resume", ""), ("cancel", "/"),
     ],
 )  # fmt: skip
 def test_an_odd_command_line_is_one_message(llmlaunch: CommandLine, tmp_path: Path, arguments: tuple[str, ...]) -> None:

@@ -10,7 +10,6 @@ from llmlaunch.assets import asset
 from llmlaunch.documents.templates import render
 from llmlaunch.errors import UserError
 from llmlaunch.rendering.shell import render_template
-from llmlaunch.report.svg import svg
 
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
 
@@ -21,10 +20,7 @@ def test_each_template_is_replaced_by_the_persons_own(
 ) -> None:
     (tmp_path / name).write_text("echo {{ word }}")
     monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
-    if name.endswith(".svg.j2"):
-        assert svg(name.removesuffix(".svg.j2"), word="<a b>") == "echo &lt;a b&gt;"
-    else:
-        assert render_template(name, {"word": "a b"}) == "echo 'a b'"
+    assert render_template(name, {"word": "a b"}) == "echo 'a b'"
 
 
 def test_nothing_else_fills_in_templates() -> None:
@@ -37,7 +33,7 @@ def test_a_folder_that_is_none_and_a_template_that_does_not_render_are_named(
 ) -> None:
     monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match="is not a folder; name the one that holds your templates"):
-        svg("plan_grid")
+        render_template("job.sbatch.j2", {})
     monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
     (tmp_path / "own.j2").write_text("{{ missing }}")
     with pytest.raises(UserError, match=r"own\.j2 \(searched in .* first\): 'missing' is undefined"):

@@ -19,7 +19,7 @@ from llmlaunch.recipe.types import Code
 from llmlaunch.rendering.provenance import copy_snapshot, list_snapshot
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.sweep import render_sweep
-from llmlaunch.report.svg import write_svg
+from llmlaunch.report.page import write_page
 from llmlaunch.rundir.files import replace_json
 from llmlaunch.store.measurements import write_lines
 from support.command_line import CommandLine
@@ -35,7 +35,7 @@ def render(place: Path) -> None:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "render": render,
     "sweep": lambda place: render_sweep(place, "sweep", "independent", {"0-a": render}, [{}]),
-    "plot": lambda place: write_svg(place, lambda: "<svg/>"),
+    "page": lambda place: write_page(place, lambda: "<html/>"),
     "export": lambda place: write_lines(["{}"], place),
     "profile": lambda place: destination(str(place)),
 }
@@ -56,7 +56,7 @@ def test_a_link_in_the_place_of_what_is_written_is_refused(
     writer: str, dangling: bool, shared: Path, tmp_path: Path
 ) -> None:
     victim = tmp_path / "victim"
-    ending = {"plot": ".svg", "profile": ".yaml"}.get(writer, "")
+    ending = {"page": ".html", "profile": ".yaml"}.get(writer, "")
     content = {"profile": PROFILE}.get(writer, "precious")
     if writer == "profile" or not dangling:
         if writer in ("render", "sweep"):

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -14,8 +13,6 @@ from llmlaunch.accuracy.scoring import ScoredRecord, score
 from llmlaunch.accuracy.summary import SIZES, families
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
-from llmlaunch.errors import UserError
-from llmlaunch.report.accuracy_plot import accuracy_svg, write_accuracy_plot
 from llmlaunch.report.accuracy_text import (
     accuracy_json,
     accuracy_text,
@@ -106,48 +103,3 @@ def test_a_name_in_a_file_cannot_steer_the_terminal(answer: dict[str, Any]) -> N
     for text in (accuracy_text(evil), records_text(evil)):
         assert "SimuMax" in text
         assert "\x1b" not in text
-
-
-def test_the_plot_shows_every_priced_peak_and_where_it_lies(answer: dict[str, Any]) -> None:
-    root = ElementTree.fromstring(accuracy_svg(answer))
-    points = [path for path in root.iter(f"{SVG}path") if path.find(f"{SVG}title") is not None]
-    priced = [r for r in answer["records"] if r["measured_bytes"] and r["predicted_bytes"]]
-    assert len(points) == len(priced)
-    above = {(path.findtext(f"{SVG}title") or "").split(":")[0] for path in points if _above_diagonal(path)}
-    clearly = [r for r in priced if abs(r["predicted_bytes"] / r["measured_bytes"] - 1) > 0.02]
-    assert clearly
-    assert all((r["id"] in above) == (r["predicted_bytes"] > r["measured_bytes"]) for r in clearly)
-
-
-def _above_diagonal(path: ElementTree.Element) -> bool:
-    across, down = path.attrib["d"].removeprefix("M").partition("m")[0].split()
-    return float(across) + float(down) < 560
-
-
-def test_no_two_families_look_alike_and_the_first_15_differ_in_grey(answer: dict[str, Any]) -> None:
-    one = next(r for r in answer["records"] if r["measured_bytes"] and r["predicted_bytes"])
-    records = [{**one, "family": f"family {number}"} for number in range(105)]
-    root = ElementTree.fromstring(accuracy_svg({"records": records}))
-    drawn = [(group, path) for group in root.iter(f"{SVG}g") for path in group.findall(f"{SVG}path[{SVG}title]")]
-    shapes = [(path.attrib["d"].partition("m")[2], group.get("fill") == "none") for group, path in drawn]
-    looks = [(shape, group.get("fill"), group.get("stroke")) for shape, (group, _) in zip(shapes, drawn, strict=True)]
-    assert len(set(looks)) == len(records)
-    assert len(set(shapes[:15])) == 15
-    height = float(root.attrib["viewBox"].split()[3])
-    assert all(float(text.get("y", "0")) < height - 50 for text in root.iter(f"{SVG}text"))
-
-
-def test_a_family_is_named_as_text_in_the_plot(answer: dict[str, Any]) -> None:
-    shown = json.loads(json.dumps(answer["records"]))
-    for record in shown:
-        record["family"] = "<script>"
-    assert "<script>" not in accuracy_svg({"records": shown})
-
-
-def test_a_plot_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, answer: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"ends in \.svg"):
-        write_accuracy_plot(answer, tmp_path / "plot.png")
-    with pytest.raises(UserError, match="nothing to plot"):
-        write_accuracy_plot({"records": []}, tmp_path / "plot.svg")
-    with pytest.raises(UserError, match="cannot be written"):
-        write_accuracy_plot(answer, tmp_path / "absent" / "plot.svg")

@@ -19,7 +19,7 @@ from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
-from llmlaunch.report.grid_plot import grid_of
+from llmlaunch.report.grid import grid_of
 from llmlaunch.report.plan_page import plan_page, write_plan_page
 from llmlaunch.units import gib
 from support.page_elements import Elements

@@ -31,13 +31,11 @@ POOR_ERROR = 0.1  # a mean error beyond which a family is worth calibrating
     metavar="ID|in-use|none",
     help="Price with what was learned: the calibration of that id, or the one in use for each backend and accelerator.",
 )
-@click.option("--plot", type=FILE, help="Also plot predicted against measured to this .svg file.")
 def accuracy_command(
     files: tuple[Path, ...],
     as_json: bool,
     each: bool,
     calibration: str,
-    plot: Path | None,
 ) -> int:
     """Score the estimator on measured records: those of each FILE, JSON lines (docs/store.md says the format), or
     without one those of the store. Finished runs are collected first.
@@ -63,10 +61,6 @@ def accuracy_command(
     with waiting_for(f"scoring {counted(len(records), 'record')}"):
         scores = score_all(records, clusters, corrections.of)
     answer = accuracy_json(scores, clusters) | corrections.as_json()
-    if plot is not None:
-        from llmlaunch.report.accuracy_plot import write_accuracy_plot
-
-        write_accuracy_plot(answer, plot)
     if as_json:
         print_json(answer)
     else:

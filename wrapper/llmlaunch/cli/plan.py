@@ -43,7 +43,6 @@ __all__ = ["plan_command"]
 @verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--pareto", "with_front", is_flag=True, help="Also the Pareto front of step time against head-room.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Also draw the grid of layouts as a heat map, .svg.")
 @click.option("--html", type=click.Path(path_type=Path), help="Also write all of it as one page for a browser, .html.")
 @click.option("--lock", "locks", is_flag=True, help="Keep to this plan from now on: write it beside RECIPE.")
 def plan_command(
@@ -53,7 +52,6 @@ def plan_command(
     verbose: bool,
     as_json: bool,
     with_front: bool,
-    plot: Path | None,
     html: Path | None,
     locks: bool,
 ) -> int:
@@ -78,7 +76,8 @@ def plan_command(
         run = planned(recipe, overrides, replan=True)
     neighbours = run.neighbours()
     front = run.pareto_front() if with_front else None
-    _write_pictures(run, neighbours, plot, html, (recipe, *overrides))
+    if html is not None:
+        _write_page(run, neighbours, html, (recipe, *overrides))
     if as_json:
         extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
         print_json(
@@ -101,20 +100,13 @@ def plan_command(
     return code
 
 
-def _write_pictures(
-    run: PlannedRun, neighbours: Sequence[Neighbour], plot: Path | None, html: Path | None, words: tuple[str, ...]
-) -> None:
-    """Write the grid of layouts and the page of the plan where they are asked for; `words` are what was planned."""
-    if plot is not None:
-        from llmlaunch.report.grid_plot import write_grid_plot
+def _write_page(run: PlannedRun, neighbours: Sequence[Neighbour], html: Path, words: tuple[str, ...]) -> None:
+    """Write the page of the plan of `words` to `html`."""
+    from llmlaunch.report.plan_page import write_plan_page
 
-        write_grid_plot(run.setting, run.search, run.plan, plot)
-    if html is not None:
-        from llmlaunch.report.plan_page import write_plan_page
-
-        command = to_type("plan", *words, "--html", html)
-        write_plan_page(run.setting, run.search, run.plan, neighbours, command, html)
-        notify(f"wrote {html}: open it in a browser")
+    command = to_type("plan", *words, "--html", html)
+    write_plan_page(run.setting, run.search, run.plan, neighbours, command, html)
+    notify(f"wrote {html}: open it in a browser")
 
 
 def _script_job(

@@ -14,7 +14,7 @@ from llmlaunch.planner.plan import Candidate, Plan, as_planned
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.grid_plot import Cell, Grid, Row, grid_of
+from llmlaunch.report.grid import Cell, Grid, Row, grid_of
 from llmlaunch.report.page import BAR_UNITS, FAMILIES, bar_tip, families_of, page, spread_of, term_rows, write_page
 from llmlaunch.report.plan_sentences import headroom_sentence, job_text, neighbour_row
 from llmlaunch.report.plan_text import ranked_title

@@ -1,50 +1,28 @@
-"""The searched space as a heat map: how the model is split down, micro-batch size across, the best layout in each cell.
-
-The colours are those of Fujii et al.'s tool: green is safe, yellow fits the card but not the limit, red is above the
-card, grey is refused by a rule.
-"""
+"""The searched space as a grid: how the model is split down, micro-batch size across, the best layout in each cell."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from llmlaunch.columns import NarrowColumn
-from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.planner.no_legal_layout import tightest_rule, tightest_size_rule
-from llmlaunch.planner.plan import Candidate, Limit, Plan
+from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.relaxed_pins import as_pin
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
-from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.plan_sentences import job_text
-from llmlaunch.report.svg import svg, write_svg
-from llmlaunch.report.text import one_line
-from llmlaunch.units import gib
 
-__all__ = ["grid_of", "grid_svg", "write_grid_plot"]
+__all__ = ["Cell", "Grid", "Row", "grid_of"]
 
 
-MOST_SAFE, MOST_UNSAFE = 24, 8  # rows a picture holds
+MOST_SAFE, MOST_UNSAFE = 24, 8  # rows a grid shows
 SPLIT = ("tensor", "context", "pipeline")
 ZERO = ("zero_stage", "recompute")  # the rows where the model is not split at all
 Row = tuple[int, ...]
-CELL, ROW, GAP = 118, 24, 7  # SVG units: a cell's width and height, and the space between groups
-LABEL = 74  # one field's name and values, left of the cells
-MARGIN = 24
-LETTER = 6.1  # mean width of a letter at 12 units
-Colour = tuple[int, int, int]
-# from the emptiest to the fullest of each kind
-SAFE: tuple[Colour, Colour] = ((242, 250, 244), (150, 211, 166))
-TIGHT: Colour = (252, 230, 157)
-OVER: tuple[Colour, Colour] = ((249, 209, 200), (232, 137, 121))
-REFUSED: Colour = (236, 236, 239)
 
 
 @dataclass(frozen=True)
@@ -70,11 +48,6 @@ class Grid:
 
     def group(self, row: Row) -> int:
         return _group(self.fields, row)
-
-
-def write_grid_plot(setting: Setting, result: SearchResult, plan: Plan, path: Path) -> None:
-    """Write the heat map to `path`, whose name ends in .svg. Raises UserError where it cannot be written."""
-    write_svg(path, lambda: grid_svg(setting.recipe, plan, grid_of(setting, result, plan)))
 
 
 def grid_of(setting: Setting, result: SearchResult, plan: Plan | None = None) -> Grid:
@@ -131,7 +104,7 @@ def _numbered(points: Points, name: str) -> tuple[int, NarrowColumn]:
 
 
 def _kept(by_row: Mapping[Row, Sequence[Cell]], chosen: Row) -> list[Row]:
-    """The rows of a picture: the chosen one, and those that are the fastest or closest to fitting."""
+    """The rows that are shown: the chosen one, and those that are the fastest or closest to fitting."""
     fastest = {row: [c.best.step_seconds for c in cells if c.best and c.safe] for row, cells in by_row.items()}
     least = {row: min(c.best.device_bytes for c in by_row[row] if c.best) for row in by_row if not fastest[row]}
     safe = sorted((row for row in by_row if fastest[row]), key=lambda row: (row != chosen, min(fastest[row]), row))
@@ -153,113 +126,3 @@ def _refused(setting: Setting, fields: tuple[str, ...], row: Row, micro_batch_si
 def _group(fields: tuple[str, ...], row: Row) -> int:
     """The model-parallel product, or the ZeRO stage where the model is not split."""
     return prod(row) if fields == SPLIT else row[0]
-
-
-def grid_svg(recipe: Recipe, plan: Plan, grid: Grid) -> str:
-    """The SVG text."""
-    rows, height = _placed(grid, plan)
-    legend = _legend(plan.limit)
-    left = MARGIN + LABEL * len(grid.fields) + 16
-    return svg(
-        "plan_grid",
-        title=one_line(f"{recipe.name}: {plan.verdict}, {plan.chosen.describe()}"),
-        about=one_line(job_text(recipe)),
-        remarks=_remarks(grid, plan),
-        fields=[name.replace("_", " ") for name in grid.fields],
-        label=LABEL,
-        columns=grid.columns,
-        rows=rows,
-        legend=legend,
-        width=max(left + CELL * len(grid.columns) + MARGIN, legend[-1]["x"] + 80 + MARGIN),
-        margin=MARGIN,
-        cell=CELL,
-        row=ROW,
-        left=left,
-        height=height,
-    )
-
-
-def _remarks(grid: Grid, plan: Plan) -> list[str]:
-    remarks = [
-        f"In each cell: GiB of {plan.estimate.peak_kind} memory on the worst pipeline rank, and seconds a step, of the "
-        "fastest safe layout there, or of the chosen one;",
-        "where none is safe, of the one that needs the least. Data parallelism takes the devices that are left.",
-    ]
-    if len(grid.rows) < grid.of_rows:
-        shown = f"{len(grid.rows)} of {grid.of_rows} rows are shown"
-        remarks.append(f"{shown}: those with the fastest safe layouts, and of the others those closest to fitting.")
-    return remarks
-
-
-def _placed(grid: Grid, plan: Plan) -> tuple[list[dict[str, Any]], int]:
-    """Rows from top to bottom, with a gap between groups, and their height together."""
-    rows: list[dict[str, Any]] = []
-    y = 0
-    for before, row in zip((grid.rows[0], *grid.rows), grid.rows, strict=False):
-        y += GAP if grid.group(row) != grid.group(before) else 0
-        cells = [_drawn(grid.cells[row, m], plan, column) for column, m in enumerate(grid.columns)]
-        rows.append({"y": y, "labels": _labels(grid, row), "cells": cells})
-        y += ROW
-    return rows, y
-
-
-def _labels(grid: Grid, row: Row) -> list[str]:
-    named = zip(grid.fields, row, strict=True)
-    return [RECOMPUTE_NAMES[value] if name == "recompute" else str(value) for name, value in named]
-
-
-def _drawn(cell: Cell, plan: Plan, column: int) -> dict[str, Any]:
-    best = cell.best
-    if best is None:
-        key, sentence = cell.refused
-        return {"column": column, "fill": _rgb(REFUSED), "refused": key, "title": sentence, "chosen": False}
-    needs = f"{gib(best.device_bytes)} GiB on the worst pipeline rank, {best.step_seconds:.2f} s a step"
-    return {
-        "column": column,
-        "fill": _rgb(_colour(best, cell.safe, plan.limit)),
-        "refused": None,
-        "title": f"{best.describe()}: {needs}",
-        "memory": gib(best.device_bytes),
-        "time": f"{best.step_seconds:.{_digits(best.step_seconds)}f} s",
-        "safe": cell.safe,
-        "chosen": best == plan.chosen,
-    }
-
-
-def _digits(seconds: float) -> int:
-    return 0 if seconds >= 100 else 1 if seconds >= 10 else 2
-
-
-def _colour(best: Candidate, safe: bool, limit: Limit) -> Colour:
-    if safe:
-        return _between(*SAFE, best.device_bytes / max(limit.limit_bytes, 1))
-    if best.device_bytes <= limit.memory_bytes:
-        return TIGHT
-    return _between(*OVER, best.device_bytes / limit.memory_bytes - 1)
-
-
-def _between(low: Colour, high: Colour, share: float) -> Colour:
-    part = min(max(share, 0.0), 1.0)
-    red, green, blue = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
-    return red, green, blue
-
-
-def _rgb(colour: Colour) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour)
-
-
-def _legend(limit: Limit) -> list[dict[str, Any]]:
-    """One after the other, each as wide as its text is likely to be."""
-    entries: list[tuple[Colour | None, str]] = [
-        (SAFE[1], f"safe, the deeper the fuller (limit {gib(limit.limit_bytes)} GiB)"),
-        (TIGHT, f"fits the card ({gib(limit.memory_bytes)} GiB), not safe"),
-        (OVER[1], "above the card"),
-        (REFUSED, "refused by a rule"),
-        (None, "chosen"),
-    ]
-    legend: list[dict[str, Any]] = []
-    x = MARGIN
-    for colour, text in entries:
-        legend.append({"x": x, "fill": None if colour is None else _rgb(colour), "text": text})
-        x += 44 + round(LETTER * len(text))
-    return legend
