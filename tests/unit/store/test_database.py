@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 import subprocess
@@ -9,17 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from sqlalchemy.schema import CreateTable
 
 from llmlaunch.errors import UserError
-from llmlaunch.store import migrations
-from llmlaunch.store.database import REVISION, VERSION_TABLE, Store, open_store
+from llmlaunch.store.database import REVISION, Store, open_store
 from llmlaunch.store.location import Location, where
 from llmlaunch.store.measurements import contents
-from llmlaunch.store.runs import list_runs
 from llmlaunch.store.tables import metadata
 
 
@@ -44,45 +40,9 @@ def test_it_keeps_a_rollback_journal_and_waits_for_others(store: Store) -> None:
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
 
 
-def test_the_migrations_make_exactly_the_tables_the_program_uses(store: Store) -> None:
-    with store.read() as connection:
-        context = MigrationContext.configure(
-            connection, opts={"version_table": VERSION_TABLE, "compare_server_default": True}
-        )
-        assert compare_metadata(context, metadata) == []
-
-
-def test_the_program_expects_the_newest_migration() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    assert ScriptDirectory.from_config(config).get_heads() == [REVISION]
-
-
-def test_an_empty_file_and_an_older_store_are_brought_up_to_date(tmp_path: Path) -> None:
-    (tmp_path / "empty.db").touch()
-    older = sqlite3.connect(tmp_path / "older.db")  # known to Alembic, no migration applied yet
-    older.execute(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-    older.close()
-    for name in ("empty.db", "older.db"):
-        with open_store(at(tmp_path / name)) as store:
-            assert contents(store) == []
-
-
-def test_a_store_of_the_first_schema_keeps_what_it_knows(tmp_path: Path) -> None:
-    path = tmp_path / "first.db"
-    open_store(at(path)).close()
-    first = sqlite3.connect(path)
-    first.executescript(
-        "DROP TABLE calibration_uses; DROP TABLE calibrations; DROP TABLE sick_nodes;"
-        "ALTER TABLE runs DROP COLUMN cause; ALTER TABLE runs DROP COLUMN accelerator;"
-        "ALTER TABLE runs DROP COLUMN device_hours; ALTER TABLE runs DROP COLUMN unplanned_stops;"
-        f"UPDATE {VERSION_TABLE} SET version_num = '0001';"
-        "INSERT INTO runs (run_id, directory, state) VALUES ('old', '/r', 'failed');"
-    )
-    first.close()
-    with open_store(at(path)) as store:
-        (run,) = list_runs(store)
-        assert (run.run_id, run.state, run.cause) == ("old", "failed", None)
+def test_a_change_of_the_tables_raises_the_revision() -> None:
+    tables = "".join(str(CreateTable(table)) for table in metadata.sorted_tables)
+    assert (REVISION, hashlib.sha256(tables.encode()).hexdigest()[:12]) == ("0005", "f33af9faf013")
 
 
 def test_a_name_with_odd_characters_is_only_a_name(tmp_path: Path) -> None:
@@ -95,10 +55,14 @@ def test_a_name_with_odd_characters_is_only_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ours", "statement", "message"),
     [
-        (True, f"UPDATE {VERSION_TABLE} SET version_num = '9999'", r"newer llmlaunch.*9999.*upgrade llmlaunch"),
+        (
+            True,
+            "UPDATE llmlaunch_version SET version_num = '9999'",
+            r"another version of llmlaunch.*tables 9999",
+        ),
         (False, "CREATE TABLE bookmarks (url TEXT)", r"another program.*bookmarks"),
     ],
-    ids=["a newer store", "another program's database"],
+    ids=["a store of another version", "another program's database"],
 )
 def test_what_is_not_of_this_program_is_refused_and_left_alone(
     tmp_path: Path, ours: bool, statement: str, message: str
@@ -148,11 +112,10 @@ def test_a_server_that_does_not_answer_is_one_message_without_the_password() -> 
         open_store(where({"LLMLAUNCH_STORE": "postgresql://ada:hush@h:port/llm"}))
 
 
-def test_a_failed_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_cannot_be_made_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store.db"
     half = sqlite3.connect(path)
-    half.execute(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-    half.execute("CREATE TABLE measurements (id TEXT)")  # in the way of the last table of the first migration
+    half.execute("CREATE TABLE measurements (id TEXT)")
     half.close()
     monkeypatch.setattr("llmlaunch.store.database._refuse_foreign", lambda *_: None)
     with pytest.raises(UserError, match="already exists"):
@@ -160,7 +123,7 @@ def test_a_failed_migration_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     database = sqlite3.connect(path)
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     database.close()
-    assert tables == {VERSION_TABLE, "measurements"}
+    assert tables == {"measurements"}
 
 
 def test_many_programs_may_open_a_new_store_at_once(tmp_path: Path) -> None:

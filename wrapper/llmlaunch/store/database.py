@@ -1,4 +1,4 @@
-"""The store as an open database: made if there is none, migrated if it is older, refused if it is not ours; its
+"""The store as an open database: made if there is none, refused if it is not ours or of another version; its
 transactions, and a database's errors as messages for a person."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from threading import Timer
 from types import TracebackType
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, select, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError
 
@@ -27,13 +27,12 @@ from llmlaunch.store.location import (
     short_wait_seconds,
     where,
 )
-from llmlaunch.store.tables import metadata
+from llmlaunch.store.tables import metadata, version
 
 __all__ = [
     "BUSY_SECONDS",
     "REVISION",
     "SILENT_SECONDS",
-    "VERSION_TABLE",
     "Store",
     "batches",
     "open_store",
@@ -41,15 +40,14 @@ __all__ = [
 ]
 
 
-REVISION = "0005"  # the newest script in migrations/versions
-VERSION_TABLE = "llmlaunch_version"
+REVISION = "0005"  # of the tables, raised with every change of them
 
 
 def open_store(location: Location | None = None, wait_seconds: float | None = None) -> Store:
-    """Open the store at `location` (default: `where()`), made or migrated if need be. `wait_seconds` is how long a
+    """Open the store at `location` (default: `where()`), made if need be. `wait_seconds` is how long a
     SQLite file that another program has locked is waited for (default: BUSY_SECONDS).
 
-    Raises UserError: no permission, a damaged file, a database of another program, a store newer than this program.
+    Raises UserError: no permission, a damaged file, a database of another program, a store of another version.
     """
     place = location or where()
     warnings: tuple[str, ...] = ()
@@ -57,7 +55,7 @@ def open_store(location: Location | None = None, wait_seconds: float | None = No
         warnings = _network_warnings(place.path)
     store = Store(connect(place, BUSY_SECONDS if wait_seconds is None else wait_seconds), place, warnings)
     try:
-        _bring_up_to_date(store)
+        _make_tables(store)
     except BaseException:
         store.close()
         raise
@@ -108,52 +106,40 @@ def _network_warnings(path: Path) -> tuple[str, ...]:
     )
 
 
-def _bring_up_to_date(store: Store) -> None:
+def _make_tables(store: Store) -> None:
     with store.read() as connection:
         if _revision(connection) == REVISION:
             return
     with store.write() as connection:
-        revision = _revision(connection)  # again: another process may have migrated it meanwhile
+        revision = _revision(connection)  # again: another process may have made them meanwhile
         if revision == REVISION:
             return
-        if revision is None:
-            _refuse_foreign(connection, store.location)
-        _migrate(connection, store.location, revision)
+        if revision is not None:
+            raise UserError(
+                f"store {store.location.shown} was written by another version of llmlaunch (tables {revision}, here "
+                f"{REVISION}): use that version, or set {VARIABLE} to another store"
+            )
+        _refuse_foreign(connection, store.location)
+        metadata.create_all(connection, checkfirst=False)
+        connection.execute(version.insert().values(version_num=REVISION))
 
 
 def _revision(connection: Connection) -> str | None:
-    if not inspect(connection).has_table(VERSION_TABLE):
+    if not inspect(connection).has_table(version.name):
         return None
-    revision = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    revision = connection.execute(select(version.c.version_num)).scalar()
     return None if revision is None else str(revision)
 
 
 def _refuse_foreign(connection: Connection, location: Location) -> None:
     """A SQLite file is wholly ours; a PostgreSQL database may hold other tables beside ours."""
-    tables = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
+    tables = set(inspect(connection).get_table_names())
     clash = tables if location.path is not None else tables & set(metadata.tables)
     if clash:
         raise UserError(
             f"store {location.shown} holds tables of another program ({', '.join(sorted(clash)[:3])}); "
             f"set {VARIABLE} to a database of its own"
         )
-
-
-def _migrate(connection: Connection, location: Location, revision: str | None) -> None:
-    from alembic import command  # late: only a new or an old store needs it
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-
-    config = Config(attributes={"connection": connection, "version_table": VERSION_TABLE})
-    folder = str(Path(__file__).with_name("migrations"))
-    config.set_main_option("script_location", folder.replace("%", "%%"))  # ConfigParser reads % as its own
-    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if revision is not None and revision not in revisions:
-        raise UserError(
-            f"store {location.shown} was written by a newer llmlaunch (schema {revision}, this one knows up to "
-            f"{REVISION}): upgrade llmlaunch, or set {VARIABLE} to another store"
-        )
-    command.upgrade(config, REVISION)
 
 
 BUSY_SECONDS = 30.0

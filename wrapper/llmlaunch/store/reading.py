@@ -47,7 +47,7 @@ def stored_calibration(
     location: Location, backend: str, accelerator: str, named: str | None = None
 ) -> Calibration | None:
     """Return the calibration of memory of the id `named`, else the one in use for `backend` (a value of TABLES) on
-    `accelerator`; None if there is none, as in a store of a version that knew no calibrations.
+    `accelerator`; None if there is none.
 
     Raises:
         UserError: the store cannot be read. KeyError, TypeError, ValueError: the calibration is damaged.
@@ -62,8 +62,8 @@ def stored_calibration(
 
 
 def stop_rate(location: Location, accelerator: str) -> StopRate:
-    """Return how often runs on that accelerator were stopped unplanned, in how many device-hours; none in a store of a
-    version that did not count them. Raises UserError if the store cannot be read."""
+    """Return how often runs on that accelerator were stopped unplanned, in how many device-hours. Raises UserError if
+    the store cannot be read."""
     rows = _select(location, _STOPS, accelerator=accelerator)
     return StopRate(int(rows[0][0]), float(rows[0][1])) if rows else PUBLISHED_RATE
 
@@ -113,12 +113,12 @@ def _select(location: Location, statement: str, **values: str) -> list[Any]:
 
 
 def _select_from_file(location: Location, statement: str, values: dict[str, str]) -> list[Any]:
-    """Return no row if the store has no such table or column yet."""
+    """Return no row of a file without tables yet."""
     file, timeout = f"file:{quote(str(location.path))}?mode=ro", short_wait_seconds(location)
     with closing(sqlite3.connect(file, uri=True, timeout=timeout)) as connection:
         try:
             return connection.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
-            if str(error).startswith(("no such table", "no such column")):
+            if str(error).startswith("no such table"):
                 return []
             raise

@@ -1,4 +1,4 @@
-"""The tables as this version of the program uses them. `migrations/` makes them; a test keeps the two equal."""
+"""The tables of the store. Whoever changes them raises `store.database.REVISION`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ __all__ = [
     "recipes",
     "runs",
     "sick_nodes",
+    "version",
 ]
 
 metadata = MetaData(
@@ -34,6 +35,8 @@ metadata = MetaData(
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     }
 )
+
+version = Table("llmlaunch_version", metadata, Column("version_num", String(32), primary_key=True))
 
 # Times are unix seconds, amounts of memory bytes.
 
