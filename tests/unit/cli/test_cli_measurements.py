@@ -74,22 +74,6 @@ def test_bad_lines_are_left_out_where_one_asks_for_it(llmlaunch: CommandLine, tm
     assert [record["id"] for record in llmlaunch.json("measurements", "list")["measurements"]] == ["a", "c"]
 
 
-def test_a_table_goes_out_and_comes_back(
-    llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llmlaunch("measurements", "import", FIT)
-    before = llmlaunch.json("measurements", "list")
-    assert llmlaunch.json("measurements", "export", tmp_path / "all.CSV")["exported"] == 363
-    out, _ = llmlaunch("measurements", "export", "--format", "csv", "--gpu", "h100")
-    assert out.startswith("id,family,")
-    assert (tmp_path / "all.CSV").read_text().startswith("id,family,")
-    assert "give one" in llmlaunch("measurements", "export", "--format", "csv", "--json", code=2).stderr
-    monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / "other.db"))
-    (tmp_path / "all.CSV").rename(tmp_path / "table")
-    assert llmlaunch.json("measurements", "import", tmp_path / "table", "--format", "csv")["added"] == 363
-    assert llmlaunch.json("measurements", "list") == before
-
-
 def test_an_export_is_for_its_owner_alone_or_as_open_as_it_was(llmlaunch: CommandLine, tmp_path: Path) -> None:
     llmlaunch("measurements", "import", FIT)
     out = tmp_path / "out.jsonl"

@@ -23,7 +23,6 @@ from llmlaunch.store.measurements import (
     Filters,
     ImportResult,
     contents,
-    csv_lines,
     import_file,
     put_rehearsed,
     rehearsed_of,
@@ -301,13 +300,12 @@ def test_what_ran_out_before_has_peaks_now_and_the_other_way_about(store: Store)
     assert len(contents(store)) == 4
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "csv"])
-def test_an_export_takes_them_along(store: Store, tmp_path: Path, ending: str) -> None:
+def test_an_export_takes_them_along(store: Store, tmp_path: Path) -> None:
     job = planned()
     ranks = (traced(job, 0), on_gpu(job, 3))
     put_rehearsed(store, records(job, *ranks))
-    path = tmp_path / f"out.{ending}"
-    write_lines(csv_lines(contents(store)) if ending == "csv" else contents(store), path)
+    path = tmp_path / "out.jsonl"
+    write_lines(contents(store), path)
     with open_store(where({"LLMLAUNCH_STORE": str(tmp_path / "other.db")})) as other:
         assert import_file(other, path).added == 4
         assert rehearsed_of(other, job.recipe, job.plan) == ranks

@@ -76,7 +76,6 @@ class ImportOptions:
 
     replace: bool = False
     skip_bad: bool = False
-    form: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def split_words(words: Sequence[str]) -> tuple[list[Path], tuple[str, ...]]:
 
 def import_files(paths: Sequence[Path], source: JobSource, options: ImportOptions, notify: Notify) -> Imported:
     """Import measurement records and logs. All logs are read before anything is written."""
-    record_files = [path for path in paths if options.form is not None or is_record_file(path)]
+    record_files = [path for path in paths if is_record_file(path)]
     logs = [path for path in paths if path not in record_files]
     if record_files and not logs and (source != JobSource()):
         raise UserError(
@@ -123,8 +122,7 @@ def import_files(paths: Sequence[Path], source: JobSource, options: ImportOption
         for warning in store.warnings:
             notify(f"warning: {warning}")
         results = [
-            import_file(store, path, options.replace, options.form, options.skip_bad)
-            for path in counting("files", record_files)
+            import_file(store, path, options.replace, options.skip_bad) for path in counting("files", record_files)
         ]
         bad = [(path, line) for path, result in zip(record_files, results, strict=True) for line in result.bad]
         results += [import_records(store, records)] if logs else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,6 @@ __all__ = ["collect_command", "measurements_command"]
 UNREADABLE = 2
 ENOUGH_RUNS = 10  # a calibration of memory rests on no fewer (docs/calibration.md)
 HEAD = ("id", "family", "backend", "gpu", "kind", "pipeline rank", "peak GiB", "predicted GiB", "run")
-_FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["jsonl", "csv"]),
-    help="One JSON object a line, or a table; without it the file's ending says which, and else it is jsonl.",
-)
 
 
 @click.command("collect")
@@ -179,7 +173,6 @@ def list_command(as_json: bool, **filters: str | None) -> None:
 @click.option("--one-job", is_flag=True, help="The files are of one job, such as those of its ranks.")
 @click.option("--replace", is_flag=True, help="Take the file's record where the store holds its id with other content.")
 @click.option("--skip-bad", is_flag=True, help="Take the good records, and say which lines were left out and why.")
-@_FORMAT
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def import_command(
     words: tuple[str, ...],
@@ -188,7 +181,6 @@ def import_command(
     one_job: bool,
     replace: bool,
     skip_bad: bool,
-    form: str | None,
     as_json: bool,
 ) -> None:
     """Take over the measurement records in each FILE, all or none of a file, or what a log says of memory and time.
@@ -200,7 +192,7 @@ def import_command(
     from llmlaunch.app.imported_logs import ImportOptions, JobSource, import_files, split_words
 
     paths, overrides = split_words(words)
-    source, import_options = JobSource(recipe, overrides, cluster, one_job), ImportOptions(replace, skip_bad, form)
+    source, import_options = JobSource(recipe, overrides, cluster, one_job), ImportOptions(replace, skip_bad)
     with waiting_for(f"reading {counted(len(paths), 'file')}"):
         done = import_files(paths, source, import_options, notify)
     for file, line in done.bad:
@@ -220,26 +212,17 @@ def import_command(
 @measurements_command.command("export")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @_filters
-@_FORMAT
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of one record a line.")
-def export_command(file: Path | None, form: str | None, as_json: bool, **filters: str | None) -> None:
+def export_command(file: Path | None, as_json: bool, **filters: str | None) -> None:
     """Write the records to FILE, or to stdout, as they came in: the same JSON, in the same order.
 
-    Runs that have finished since are collected first. With FILE, --json prints how many records were written. As CSV, a
-    table with a column for each value; docs/store.md says how it keeps their types.
+    Runs that have finished since are collected first. With FILE, --json prints how many records were written.
     """
-    if file is None and as_json and form == "csv":
-        raise UserError("measurements export: --format csv and --json are two forms of the output; give one")
     contents = _contents(filters)
-    lines: Iterable[str] = contents
-    if form == "csv" or (form is None and file is not None and file.suffix.lower() == ".csv"):
-        from llmlaunch.store.measurements import csv_lines
-
-        lines = csv_lines(contents)
     if file is not None:
         from llmlaunch.store.measurements import write_lines
 
-        write_lines(lines, file)
+        write_lines(contents, file)
         if as_json:
             print_json({"exported": len(contents), "file": str(file)})
         else:
@@ -248,8 +231,8 @@ def export_command(file: Path | None, form: str | None, as_json: bool, **filters
     elif as_json:
         _echo_json(contents)
     else:
-        for line in lines:
-            say(line)
+        for content in contents:
+            say(content)
 
 
 def _contents(filters: dict[str, str | None]) -> list[str]:

@@ -43,18 +43,16 @@ RECOGNISED = (
 
 
 def is_record_file(path: Path) -> bool:
-    """Return whether a file holds measurement records: its first line is a JSON object, or a table's heading, with
-    `id`. What cannot be read counts as one, because their reader says why."""
+    """Return whether a file holds measurement records: its first line is a JSON object with `id`. What cannot be read
+    counts as one, because their reader says why."""
     try:
         line = _head(path).strip().partition(b"\n")[0].strip()
     except OSError:
         return True
-    if not line:
-        return True
-    if line.startswith(b"{"):
-        document = _json_object(line)
-        return b'"id"' in line if document is None else "id" in document
-    return "id" in _cells(line)
+    if not line.startswith(b"{"):
+        return not line
+    document = _json_object(line)
+    return b'"id"' in line if document is None else "id" in document
 
 
 def read_logs(path: Path) -> list[TrainingLog]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -27,9 +27,7 @@ from llmlaunch.store.record_files import (
     columns,
     dump_all,
     read_records,
-    rows,
     same_content,
-    text_of_row,
 )
 from llmlaunch.store.tables import measurements
 
@@ -37,7 +35,6 @@ __all__ = [
     "Filters",
     "ImportResult",
     "contents",
-    "csv_lines",
     "import_file",
     "import_records",
     "put_collected",
@@ -72,16 +69,14 @@ class Filters:
     run: str | None = None
 
 
-def import_file(
-    store: Store, path: Path, replace: bool = False, form: str | None = None, skip_bad: bool = False
-) -> ImportResult:
+def import_file(store: Store, path: Path, replace: bool = False, skip_bad: bool = False) -> ImportResult:
     """Import every record of a file, all or none; with `skip_bad` all good ones. A record that the store holds with
     equal content stays.
 
     Raises UserError for a bad file (see `read_records`), and for an id that is there with other content unless
     `replace`, which then keeps its place in the order.
     """
-    read = read_records(path, form, skip_bad)
+    read = read_records(path, skip_bad)
     return replace_fields(_import_lines(store, read.lines, str(path), replace), bad=read.bad)
 
 
@@ -200,12 +195,6 @@ def rehearsed_of(store: Store, recipe: Recipe, plan: Plan) -> tuple[RehearsedRan
     shape = shape_of(recipe, plan, backend_for(recipe).render(recipe, plan.layout))["shape"]
     texts = contents(store, Filters(family=REHEARSED, backend=recorded_name(recipe)))
     return rehearsed_ranks([stored_json(content) for content in texts], shape, recipe, plan)
-
-
-def csv_lines(contents: Sequence[str]) -> Iterator[str]:
-    """Yield records, given as JSON text, as the lines of a CSV table; nothing if there are none."""
-    if contents:
-        yield from map(text_of_row, rows(stored_json(content) for content in contents))
 
 
 def write_lines(lines: Iterable[str], path: Path) -> None:

@@ -7,19 +7,15 @@ when they parse to the same values and types: the order of keys, white space and
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.files import read_bytes
-from llmlaunch.rundir.values import counted
 
 __all__ = [
     "BadLine",
@@ -28,9 +24,7 @@ __all__ = [
     "dump",
     "dump_all",
     "read_records",
-    "rows",
     "same_content",
-    "text_of_row",
 ]
 
 
@@ -93,7 +87,7 @@ def columns(record: Mapping[str, Any]) -> dict[str, str | int | float | None]:
 
 
 class BadRecord(Exception):
-    """A line, a heading or a cell is no part of a measurement record; the message is the reason, without the place."""
+    """A line is no measurement record; the message is the reason, without the place."""
 
 
 def record_line(number: int, raw: bytes) -> RecordLine:
@@ -194,15 +188,10 @@ class RecordFile:
     bad: tuple[BadLine, ...] = ()
 
 
-def is_csv(path: Path, form: str | None) -> bool:
-    """Whether a file is CSV. `form` is "csv", "jsonl" or None: then the suffix of the name decides."""
-    return form == "csv" if form is not None else path.suffix.lower() == ".csv"
-
-
-def read_records(path: Path, form: str | None = None, skip_bad: bool = False) -> RecordFile:
+def read_records(path: Path, skip_bad: bool = False) -> RecordFile:
     """Return every record of the file; empty lines are skipped.
 
-    Raises UserError if it cannot be read, or has no headings; and, unless `skip_bad`, naming the first bad line:
+    Raises UserError if it cannot be read; and, unless `skip_bad`, naming the first bad line:
     not UTF-8, not JSON, NaN or Infinity, a key twice, not an object, no usable `id`, a peak that is no byte count, two
     different records with one id.
     """
@@ -213,7 +202,7 @@ def read_records(path: Path, form: str | None = None, skip_bad: bool = False) ->
     by_id: dict[str, RecordLine] = {}
     lines: list[RecordLine] = []
     bad: list[BadLine] = []
-    for line in _csv_lines(path, data) if is_csv(path, form) else _json_lines(data):
+    for line in _json_lines(data):
         checked = line if isinstance(line, BadLine) else _unless_twice(by_id, line)
         if isinstance(checked, RecordLine):
             lines.append(checked)
@@ -242,151 +231,3 @@ def _json_lines(data: bytes) -> Iterator[RecordLine | BadLine]:
             yield record_line(number, raw)
         except BadRecord as error:
             yield BadLine(number, str(error))
-
-
-def _csv_lines(path: Path, data: bytes) -> Iterator[RecordLine | BadLine]:
-    """A row may take several lines; it is named by its first."""
-    usual_limit = csv.field_size_limit()
-    csv.field_size_limit(max(usual_limit, len(data)))
-    try:
-        yield from _csv_rows(path, data)
-    finally:  # the limit is the whole process's, and other readers rely on the usual one
-        csv.field_size_limit(usual_limit)
-
-
-def _csv_rows(path: Path, data: bytes) -> Iterator[RecordLine | BadLine]:
-    # What is not UTF-8 stays visible, and makes its row a bad one.
-    table = csv.reader(io.StringIO(data.decode(errors="surrogateescape"), newline=""), strict=True)
-    columns = None
-    while True:
-        number = table.line_num + 1
-        try:
-            row = next(table)
-            if not any(row):
-                continue
-            if any("\udc80" <= character <= "\udcff" for cell in row for character in cell):
-                raise BadRecord("not UTF-8 text")
-            if columns is None:
-                columns = _columns(path, row)
-            else:
-                yield record_line(number, dump(record_of(columns, row)).encode())
-        except StopIteration:
-            return
-        except (csv.Error, BadRecord) as error:
-            if columns is None:
-                raise UserError(f"{path}, line {number}: {error}; nothing was imported") from None
-            yield BadLine(number, str(error))
-
-
-def _columns(path: Path, headings: list[str]) -> list[tuple[str, ...]]:
-    columns = [path_of(heading) for heading in headings]
-    if ("id",) not in columns:
-        raise UserError(f"{path}: the first line names no column `id`; nothing was imported")
-    if len(set(columns)) != len(columns):
-        twice = next(heading for heading, path in zip(headings, columns, strict=True) if columns.count(path) > 1)
-        raise UserError(f"{path}: two columns are named {twice[:60]!r}; nothing was imported")
-    return columns
-
-
-_WORDS = {"null": None, "true": True, "false": False, "TRUE": True, "FALSE": False}  # spreadsheets write capitals
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
-_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
-_SEGMENT = re.compile(r'"(?:[^"\\]|\\.)*"|[^."]+')
-# Where lines are cut at semicolons, as spreadsheets in much of the world do, quotes in the midst of a line hold nothing
-# together. The wide forms count, too.
-_FORMULA = re.compile("(?:^|;)[\\s\"']*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
-
-KeyPath = tuple[str, ...]
-
-
-def rows(records: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """Yield the headings, in the order in which the records name them, then a row for each record."""
-    flat = [dict(_flat(record, ())) for record in records]
-    columns = list(dict.fromkeys(path for record in flat for path in record))
-    yield [_heading(path) for path in columns]
-    for record in flat:
-        yield [record.get(path, "") for path in columns]
-
-
-def text_of_row(row: Sequence[str]) -> str:
-    """Return one line of CSV without its end."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(row)
-    return line.getvalue()
-
-
-def path_of(heading: str) -> KeyPath:
-    """Return the keys in a heading. Raises BadRecord."""
-    segments = _SEGMENT.findall(heading)
-    if ".".join(segments) != heading or not segments:
-        raise BadRecord(f"the heading {heading[:60]!r} is none: keys with dots between, odd ones in JSON's quotes")
-    try:
-        return tuple(json.loads(segment) if segment.startswith('"') else segment for segment in segments)
-    except ValueError:
-        raise BadRecord(f"the heading {heading[:60]!r} holds a key that is no JSON text") from None
-
-
-def record_of(columns: Sequence[KeyPath], row: Sequence[str]) -> dict[str, Any]:
-    """Return the record in a row. Raises BadRecord."""
-    if len(row) > len(columns) and any(row[len(columns) :]):
-        raise BadRecord(f"has {counted(len(row), 'cell')}, but the heading line has {len(columns)}")
-    record: dict[str, Any] = {}
-    for path, cell in zip(columns, row, strict=False):
-        if cell == "":
-            continue
-        inner = record
-        for number, key in enumerate(path[:-1], start=1):
-            inner = inner.setdefault(key, _NestedObject())
-            if not isinstance(inner, _NestedObject):
-                raise BadRecord(f"has a value for {_heading(path[:number])} and one for {_heading(path)}")
-        if path[-1] in inner:
-            raise BadRecord(f"has a value for {_heading(path)} and one for a key in it")
-        inner[path[-1]] = value_of(cell)
-    return record
-
-
-def value_of(cell: str) -> Any:
-    """Return the value in a cell that is not empty. Raises BadRecord."""
-    if cell in _WORDS:
-        return _WORDS[cell]
-    if _NUMBER.fullmatch(cell) or cell[0] in '[{"':
-        try:
-            return json.loads(cell)
-        except (ValueError, RecursionError):
-            raise BadRecord(f"the cell {cell[:60]!r} is no JSON") from None
-    return cell
-
-
-class _NestedObject(dict[str, Any]):
-    """An object made for keys with dots, not read from a cell."""
-
-
-def _flat(record: Mapping[str, Any], above: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    for key, value in record.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, (*above, key))
-        else:
-            yield (*above, key), _cell(value)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, str):
-        return value if _stands_as_it_is(value) else _quoted(value)
-    if isinstance(value, (list, dict)):
-        return _quoted(value)
-    return json.dumps(value)
-
-
-def _stands_as_it_is(text: str) -> bool:
-    if not text.isprintable() or text != text.strip() or _FORMULA.search(text):
-        return False
-    return text != "" and text not in _WORDS and text[0] not in '[{"' and not _NUMBER.fullmatch(text)
-
-
-def _quoted(value: Any) -> str:
-    """JSON without control characters, and without semicolons, which are only in its texts."""
-    return json.dumps(value, separators=(",", ":")).replace(";", "\\u003b")
-
-
-def _heading(path: KeyPath) -> str:
-    return ".".join(key if _PLAIN_KEY.fullmatch(key) else _quoted(key) for key in path)
