@@ -4,7 +4,7 @@ predicted to cost, and what runs have measured."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.written import written_document
+from llmlaunch.rendering.arguments_json import leaves
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import object_in, read_object
@@ -111,7 +112,7 @@ def describe(name: str, notify: Notify = ignore, job: ExistingJob | None = None)
     """
     if job is not None:
         document = written_document(job.run.recipe)
-        return _described_plan(name, dict(_leaves({} if document is None else document.value)), job.run)
+        return _described_plan(name, dict(leaves({} if document is None else document.value)), job.run)
     path = Path(name)
     try:
         if not os.path.isfile(path):  # noqa: PTH113 (pathlib raises for names that are too long)
@@ -143,7 +144,7 @@ def _described_recipe(name: str, notify: Notify) -> Described:
     from llmlaunch.recipe.load import load_recipe
 
     document = written_document(load_recipe(name))
-    keys = dict(_leaves({} if document is None else document.value))
+    keys = dict(leaves({} if document is None else document.value))
     try:
         run = plan(name, notify=notify)
     except UserError as mistake:
@@ -186,8 +187,8 @@ def _described_lock(name: str, path: Path) -> Described:
     return Described(
         name,
         "lock",
-        layout=dict(_leaves(lock.layout)),
-        techniques=dict(_leaves(Techniques.from_json(lock.techniques).as_json())),
+        layout=dict(leaves(lock.layout)),
+        techniques=dict(leaves(Techniques.from_json(lock.techniques).as_json())),
         environment={"llmlaunch": lock.llmlaunch},
         totals={"device_bytes": lock.predicted.device_bytes, "step_seconds": lock.predicted.step_seconds},
     )
@@ -207,12 +208,12 @@ def _described_run(directory: Path) -> Described:
         "llmlaunch": code.get("llmlaunch_version"),
         str(files.run.get("backend")): measurement.get("backend_version"),
     }
-    environment |= {f"code.{key}": value for key, value in _leaves(code.get("git") or {})}
-    environment |= {f"container.{key}": value for key, value in _leaves(code.get("container") or {})}
+    environment |= {f"code.{key}": value for key, value in leaves(code.get("git") or {})}
+    environment |= {f"container.{key}": value for key, value in leaves(code.get("container") or {})}
     return Described(
         str(directory),
         "run",
-        recipe=dict(_leaves(document.value)),
+        recipe=dict(leaves(document.value)),
         arguments=None if arguments is None else _argument_leaves(arguments),
         environment=environment,
         measured=_measured(directory, files.attempts[-1]) if files.attempts else {},
@@ -244,18 +245,9 @@ def _of_plan(content: Mapping[str, Any]) -> dict[str, Any]:
     }
     return {
         "changed_by_runs": str((content.get("changed_by_runs") or {}).get("sentence") or ""),
-        "layout": dict(_leaves(content["layout"])),
-        "techniques": dict(_leaves(techniques)),
+        "layout": dict(leaves(content["layout"])),
+        "techniques": dict(leaves(techniques)),
         "memory_terms": dict(worst["terms"]),
         "time_terms": dict(content.get("step_terms") or {}),
         "totals": totals,
     }
-
-
-def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf of nested mappings by its dotted name; a list is a leaf."""
-    for key, inner in value.items():
-        if isinstance(inner, Mapping) and inner:
-            yield from _leaves(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", inner

@@ -11,7 +11,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.foreign_values import is_deeper_than
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["parse_object"]
+__all__ = ["cut_to_a_line", "parse_object"]
 
 MOST_DIGITS = 300  # of a whole number: more is no finite fraction, which whatever computes with it would make
 
@@ -32,7 +32,7 @@ def parse_object(text: str, name: str, kind: str) -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{name}: is nested too deeply for {kind.removeprefix('the ')}") from None
     except ValueError as error:
-        raise UserError(f"{name}: {_printable(str(error))}") from None
+        raise UserError(f"{name}: {cut_to_a_line(str(error))}") from None
     if not isinstance(values, dict):
         raise UserError(f"{name}: is not a JSON object; give {kind}")
     if is_deeper_than(values):
@@ -66,6 +66,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _printable(text: str) -> str:
+def cut_to_a_line(text: str) -> str:
+    """Return `text` with "?" for what cannot be printed, and at most 120 characters of it."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
     return shown if len(shown) <= 120 else shown[:117] + "..."

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.documents.json_strict import parse_object
+from llmlaunch.documents.json_strict import cut_to_a_line, parse_object
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.documents.yaml_strict import read_text
 from llmlaunch.errors import UserError
@@ -37,7 +37,7 @@ def read_config(path: Path) -> tuple[ModelShape, tuple[str, ...]]:
     values = parse_object(read_text(file), str(file), "a Hugging Face config.json")
     name = str(values.get("_name_or_path") or "") or (path.name if path.is_dir() else path.parent.name or path.stem)
     try:
-        return shape_from_config(values, _printable(name))
+        return shape_from_config(values, cut_to_a_line(name))
     except BadKey as error:
         raise UserError(f"{file}: {_key_of(values, error)}: {error.problem}") from None
 
@@ -99,8 +99,3 @@ def _refuse_quantised(reader: ConfigReader) -> None:
     reader.remark(
         f"quantization_config says how the weights are stored ({method}); training takes the recipe's precision"
     )
-
-
-def _printable(text: str) -> str:
-    shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown if len(shown) <= 120 else shown[:117] + "..."

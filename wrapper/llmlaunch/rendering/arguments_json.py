@@ -25,7 +25,7 @@ from llmlaunch.rundir.values import shortened
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import gib
 
-__all__ = ["arguments_json", "comparison", "read_arguments"]
+__all__ = ["arguments_json", "comparison", "leaves", "read_arguments"]
 
 SCHEMA = 1
 Entry = dict[str, object]
@@ -211,15 +211,16 @@ def _settings(rendered: Rendered, origins: Origins) -> Iterator[Entry]:
     if not rendered.settings_file:
         return
     whole = json.loads(rendered.files[rendered.settings_file])
-    for name, value in _leaves(whole, ""):
+    for name, value in leaves(whole):
         reason = rendered.settings.get(name, Reason())
         yield _entry(rendered.settings_file, "setting", name, json.dumps(value), reason, origins)
 
 
-def _leaves(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every leaf of nested mappings by its dotted name; a list is a leaf."""
     for key, inner in value.items():
         if isinstance(inner, Mapping) and inner:
-            yield from _leaves(inner, f"{prefix}{key}.")
+            yield from leaves(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", inner
 

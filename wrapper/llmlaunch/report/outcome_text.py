@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from llmlaunch.report.text import one_line, signed_percent, table
-from llmlaunch.rundir.values import counted, whole_number
+from llmlaunch.rundir.values import counted, number, whole_number
 from llmlaunch.units import gib
 
 __all__ = ["outcome_lines", "peaks_text"]
@@ -51,14 +51,14 @@ def _checkpoint_line(run: Record, status: Record) -> str:
 
 
 def _step_row(plan: Record, records: Sequence[Record]) -> list[str] | None:
-    predicted = _number(plan.get("step_seconds"))
+    predicted = number(plan.get("step_seconds"))
     measured = _median(record.get("step_seconds") for record in _newest(records))
     return _row("seconds per step", predicted, measured, lambda value: f"{value:.3g}")
 
 
 def _rate_row(plan: Record, run: Record, records: Sequence[Record]) -> list[str] | None:
     """The tokens per second of a device, at the median seconds of a step."""
-    predicted = _number(plan.get("tokens_per_second_per_gpu"))
+    predicted = number(plan.get("tokens_per_second_per_gpu"))
     tokens = whole_number(_mapping(run, "progress").get("tokens_per_step"))
     ranks = _median(record.get("world_size") for record in _newest(records))
     seconds = _median(record.get("step_seconds") for record in _newest(records))
@@ -69,12 +69,12 @@ def _rate_row(plan: Record, run: Record, records: Sequence[Record]) -> list[str]
 def _memory_row(plan: Record, records: Sequence[Record]) -> list[str] | None:
     kind = str(_mapping(plan, "memory").get("peak_kind") or "device")
     peaks = [
-        record for record in _newest(records) if record.get("peak_kind") == kind and _number(record.get("peak_bytes"))
+        record for record in _newest(records) if record.get("peak_kind") == kind and number(record.get("peak_bytes"))
     ]
     if not peaks:
         return None
     fullest = max(peaks, key=lambda record: float(record["peak_bytes"]))
-    predicted, measured = _number(fullest.get("predicted_bytes")), _number(fullest.get("peak_bytes"))
+    predicted, measured = number(fullest.get("predicted_bytes")), number(fullest.get("peak_bytes"))
     return _row(f"GiB, fullest rank ({kind})", predicted, measured, gib)
 
 
@@ -88,7 +88,7 @@ def _row(name: str, predicted: float | None, measured: float | None, shown: Any)
 
 def _limits(plan: Record, rows: Sequence[Sequence[str]]) -> list[str]:
     """The remark beside each row: the limit beside the memory."""
-    limit = _number(_mapping(plan, "memory").get("limit_bytes"))
+    limit = number(_mapping(plan, "memory").get("limit_bytes"))
     return [f"limit {gib(limit)}" if limit and row[0].startswith("GiB") else "" for row in rows]
 
 
@@ -125,19 +125,15 @@ def _owner(record: Record) -> str:
 
 def _newest(records: Sequence[Record]) -> list[Record]:
     """The records of the attempt that began last."""
-    last = max(records, key=lambda record: _number(record.get("started_at")) or 0.0, default=None)
+    last = max(records, key=lambda record: number(record.get("started_at")) or 0.0, default=None)
     return [record for record in records if last is not None and record.get("attempt") == last.get("attempt")]
 
 
 def _median(values: Any) -> float | None:
-    numbers = [number for value in values if (number := _number(value)) is not None]
+    numbers = [known for value in values if (known := number(value)) is not None]
     return median(numbers) if numbers else None
 
 
 def _mapping(record: Record, name: str) -> Record:
     value = record.get(name)
     return value if isinstance(value, Mapping) else {}
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and type(value) is not bool else None

@@ -118,7 +118,7 @@ def _remembered(build: Any) -> Any:
         engine = build(*args)
         ENGINES.append(engine)
         for layer in layers_of(engine.module):
-            layer.forward = _recomputed(layer.forward)
+            layer.forward = patches.recomputed(layer.forward)
         for parameter in engine.module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_mark_gradient)
@@ -131,21 +131,6 @@ def _remembered(build: Any) -> Any:
 def _mark_gradient(parameter: torch.Tensor) -> None:
     if parameter.grad is not None:  # ZeRO 2 and 3 may have reduced it
         STORAGES.mark([parameter.grad], "waiting_gradients")
-
-
-def _recomputed(forward: Any) -> Any:
-    """A layer's forward pass within the backward pass has a phase of its own."""
-
-    def run(*args: Any, **options: Any) -> Any:
-        before = STORAGES.phase
-        if before == "backward":
-            STORAGES.phase = "recompute"
-        try:
-            return forward(*args, **options)
-        finally:
-            STORAGES.phase = before
-
-    return run
 
 
 patch_frameworks()

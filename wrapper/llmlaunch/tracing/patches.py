@@ -14,7 +14,7 @@ import torch.distributed
 
 from live_storages import STORAGES
 
-__all__ = ["CALLS", "PASSES", "in_phase", "install_apex_kernel", "patch_megatron", "patch_torch"]
+__all__ = ["CALLS", "PASSES", "in_phase", "install_apex_kernel", "patch_megatron", "patch_torch", "recomputed"]
 
 
 def compile_as_one_kernel(function: Any = None, **options: Any) -> Any:
@@ -220,10 +220,10 @@ def _mark_recomputation(random: Any) -> None:
     forward, checkpoint = random.CheckpointFunction.forward, random.CheckpointWithoutOutput.checkpoint
 
     def forward_marked(context: Any, function: Callable[..., Any], *rest: Any) -> Any:
-        return forward(context, _recomputed(function), *rest)
+        return forward(context, recomputed(function), *rest)
 
     def checkpoint_marked(self: Any, function: Callable[..., Any], *rest: Any) -> Any:
-        return checkpoint(self, _recomputed(function), *rest)
+        return checkpoint(self, recomputed(function), *rest)
 
     random.CheckpointFunction.forward = staticmethod(forward_marked)
     random.CheckpointWithoutOutput.checkpoint = checkpoint_marked
@@ -250,7 +250,9 @@ def _mark_inputs(block: Any) -> None:
     block.forward = marked
 
 
-def _recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward pass that has a phase of its own within the backward pass."""
+
     def run(*args: Any, **options: Any) -> Any:
         before = STORAGES.phase
         if before == "backward":
