@@ -11,11 +11,17 @@ import pytest
 
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.judge import judge_layouts, rules_failed
 from llmlaunch.planner.plan import Plan, as_planned
-from llmlaunch.planner.search_space import recipe_with_techniques, switches_matter, technique_space
+from llmlaunch.planner.pricing import price_all
+from llmlaunch.planner.search_space import (
+    enumerate_splits,
+    recipe_with_techniques,
+    switches_matter,
+    technique_space,
+)
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import CHOOSABLE, NO_TECHNIQUES, SWITCH_NAMES, Techniques
+from llmlaunch.techniques import CHOOSABLE, NO_TECHNIQUES, SPARING_SWITCHES, SWITCH_NAMES, Techniques
 from llmlaunch.techniques.technique import declarations, parameter_owners
 from support.plans import plan_of, setting_for
 from support.recipes import recipe_of
@@ -187,3 +193,36 @@ def test_a_plan_says_when_nobody_has_run_its_switches_together(overrides: tuple[
     sizes = ("nodes=2", "layout.tensor=1", "layout.pipeline=1", "layout.expert=16", "layout.cuda_graphs=[]")
     plan = plan_of("qwen3-30b-a3b", *sizes, *overrides)
     assert any(UNVERIFIED in assumption for assumption in plan.assumptions) == unverified
+
+
+@pytest.mark.parametrize("name", [*CHOOSING[:2], "deepseek-v2-lite"])
+def test_a_switch_that_only_makes_a_step_faster_needs_no_less_memory(name: str) -> None:
+    """So a search that finds nothing safe need not price the others."""
+    setting = setting_for(recipe_of(name))
+    recipe, space = setting.recipe, technique_space(setting.recipe, setting.backend)
+    splits = enumerate_splits(recipe, setting.backend.space(recipe))
+    rules = setting.backend.rules(recipe)
+    splits = splits.take(np.flatnonzero(~rules_failed(recipe, splits, rules).any(axis=0)))
+    splits = splits.take(np.arange(0, len(splits), 1 + len(splits) // 24))
+    points = price_all(setting, splits, space, [rule for rule in rules if rule.of_techniques])
+    sparing, least = set(space.sparing_steps), {}
+    for row in range(len(points)):
+        step, state = points.techniques(row)
+        key = int(points.rows.split[row]), replace(step, **without_speed(step)), state
+        is_sparing = int(points.rows.step_techniques[row]) in sparing
+        bytes_of = float(points.rows.device_bytes[row]), float(points.rows.host_bytes[row])
+        if is_sparing and step.solved is None:
+            least[key] = bytes_of
+    compared = 0
+    for row in range(len(points)):
+        step, state = points.techniques(row)
+        key = int(points.rows.split[row]), replace(step, **without_speed(step)), state
+        if int(points.rows.step_techniques[row]) not in sparing and key in least:
+            compared += 1
+            assert points.rows.device_bytes[row] >= least[key][0], step
+            assert points.rows.host_bytes[row] >= least[key][1], step
+    assert compared
+
+
+def without_speed(step: StepTechniques) -> dict[str, Any]:
+    return {name: getattr(NO_TECHNIQUES, name) for name in SWITCH_NAMES if name not in SPARING_SWITCHES}

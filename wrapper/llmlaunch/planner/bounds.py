@@ -6,7 +6,7 @@ To recompute a module more, or to offload one more, only costs time, so the seco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -160,14 +160,14 @@ def by_cost(space: TechniqueSpace) -> Sequence[int]:
     return sorted(range(len(space.step)), key=rank)
 
 
-def scouts(space: TechniqueSpace, most: int) -> Sequence[int]:
-    """Return the indices of a few step techniques that find good incumbents: those that keep all, which are fastest,
-    and those that spare most, which are safe soonest."""
+def scouts(space: TechniqueSpace, steps: Iterable[int], most: int) -> Sequence[int]:
+    """Return a few of the `steps`, indices of step techniques, that find good incumbents: those that keep all, which
+    are fastest, and those that spare most, which are safe soonest."""
 
     def parts(index: int) -> int:
         return len(space.step[index].recompute_modules) + len(space.step[index].offload_modules)
 
-    plain = [i for i, step in enumerate(space.step) if not step.solved]
+    plain = [i for i in sorted(steps) if not space.step[i].solved]
     whole = [i for i in plain if space.step[i].recompute == RECOMPUTE_FULL]
     none = [i for i in plain if space.step[i].recompute == RECOMPUTE_NONE and not parts(i)]
     others = sorted((i for i in plain if i not in (*whole, *none)), key=lambda i: -parts(i))

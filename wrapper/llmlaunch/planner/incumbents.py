@@ -86,10 +86,11 @@ class Incumbents:
 
     @contextmanager
     def looking_ahead(self) -> Iterator[None]:
-        """Let the points that are added meanwhile put others out of reach, though they are to be added once more."""
-        best = self._best
+        """Let the points that are added meanwhile put others out of reach, though they are to be added once more. Those
+        that are not safe are no points then."""
+        best, safe_alone, self.safe_alone = self._best, self.safe_alone, True
         yield
-        self._cap, self._best = self.key_to_beat, best
+        self._cap, self._best, self.safe_alone = self.key_to_beat, best, safe_alone
 
     def in_reach(self, least_seconds: FloatColumn) -> BoolColumn:
         """Whether candidates that take at least so long may still be among those that must be exact."""

@@ -28,12 +28,10 @@ from llmlaunch.planner.search_space import (
     TechniqueSpace,
     alike_steps,
     apply_alike,
-    apply_techniques,
 )
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.technique_batches import (
     ModelStateBatch,
-    TakenSplits,
     TechniqueBatch,
     fewest_amounts,
     group_equal,
@@ -154,27 +152,41 @@ def price(offer: Offer, incumbents: Incumbents) -> Priced:
     waiting = waiting[np.argsort(least[waiting], kind="stable")]
     if len(steps) * len(waiting) > SCOUTED:
         with incumbents.looking_ahead():
-            _price_rows(offer, waiting[:AT_ONCE], scouts(space, SCOUTS), incumbents, GatheredRows())
+            _price_rows(offer, waiting[:AT_ONCE], scouts(space, steps, SCOUTS), incumbents, GatheredRows())
+            _look_for_safe(offer, waiting, incumbents)
+        if not incumbents.any_safe:
+            return Priced(rows, allowed + overfull, 0)
     while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
         now, waiting, at_once = waiting[:at_once], waiting[at_once:], 4 * at_once
         left_out += _price_rows(offer, now, steps, incumbents, rows)
     return Priced(rows, overfull + left_out[OVERFULL], allowed - sum(left_out.values()) - len(rows))
 
 
+def _look_for_safe(offer: Offer, waiting: IntColumn, incumbents: Incumbents) -> None:
+    """Price the `waiting` splits with the step techniques that may spare memory until something is safe: where these
+    are not, no switch makes a layout safe, and none needs to be priced."""
+    steps = [i for i in by_cost(offer.space) if i in offer.space.sparing_steps]
+    for start in range(0, len(waiting), AT_ONCE):
+        if incumbents.any_safe:
+            return
+        _price_rows(offer, waiting[start : start + AT_ONCE], steps, incumbents, GatheredRows())
+
+
 def roomiest(offer: Offer, exact: int) -> GatheredRows:
     """Return points of which the `exact` first fill memory least of all candidates, for a search in which nothing is
     safe. Splits whose model states alone need more than those are not priced. In a large space a few techniques that
-    spare most say which of the splits with the least model states are roomiest, and these are priced with all."""
+    spare most say which of the splits with the least model states are roomiest, and these are priced with all that may
+    spare memory."""
     space, found = offer.space, GatheredRows()
     offered = replace(offer, least_bytes=np.zeros_like(offer.least_bytes))
     least = offer.least_bytes.min(axis=0, initial=np.inf) / max(offer.setting.limit.limit_bytes, 1)
-    steps = range(len(space.step))
+    steps = space.sparing_steps
     rows = offered.candidates(steps)
     rows = rows[np.argsort(least[rows], kind="stable")]
     if len(rows) * len(steps) <= SCOUTED:
         found.add(_roomiest_of(offered, rows, least, steps, exact))
     else:
-        ahead = _roomiest_of(offered, rows[: 5 * ROOMIEST], least, scouts(space, SCOUTS), exact)
+        ahead = _roomiest_of(offered, rows[: 5 * ROOMIEST], least, scouts(space, steps, SCOUTS), exact)
         order = np.argsort(filled_share(offer.setting, ahead), kind="stable")
         best = np.array(list(dict.fromkeys(ahead.split[order].tolist()))[:ROOMIEST], dtype=np.int64)
         found.add(price_rows(offered, best, steps))
@@ -220,10 +232,7 @@ def _price_rows(
     for indices in group_equal(setting, space):
         states = state_batches(setting, space, indices, distinct)
         update = UpdateSeconds.stacked([state.update for state in states])
-        if incumbents.whole:
-            batches = _all_batches(offer, rows, steps, indices, state_of)
-        else:
-            batches = _batches_in_reach(offer, rows, steps, indices, state_of, incumbents, left_out, keeping)
+        batches = _batches_in_reach(offer, rows, steps, indices, state_of, incumbents, left_out, keeping)
         for batch, allowed, factors in batches:
             for block, unneeded in _blocks(batch, states, update, allowed, factors, incumbents):
                 safe = block.take(is_safe(setting, block.device_bytes, block.host_bytes))
@@ -236,29 +245,6 @@ def _price_rows(
 # Candidates, whether they are allowed with each of some state techniques, and what the ranking multiplies their seconds
 # by at least (both states x candidates).
 Batch = tuple[TechniqueBatch, BoolColumn, FloatColumn]
-
-
-def _all_batches(
-    offer: Offer, rows: IntColumn, steps: Sequence[int], states: Sequence[int], state_of: IntColumn
-) -> Iterator[Batch]:
-    """Yield for each set of step techniques the splits that are legal with it. What is the same with many techniques is
-    computed once."""
-    setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
-    taken: dict[bytes, TakenSplits] = {}  # many techniques are legal with the same splits
-    for i in steps:
-        allowed = offer.allowed(i, states, rows)
-        near = np.asarray(allowed.any(axis=0))
-        if not np.any(near):
-            continue
-        if near.tobytes() not in taken:
-            taken[near.tobytes()] = TakenSplits.of(setting, splits, np.flatnonzero(near), rows, state_of)
-        mine, step = taken[near.tobytes()], space.step[i]
-        recipe, layouts = apply_techniques(setting.recipe, space, (i, states[0]), mine.layouts)
-        job, index, searched = setting.job_of(recipe), np.full(len(mine.rows), i), step.keeping_all in space.steps
-        batch = TechniqueBatch(
-            setting, job, index, mine.rows, layouts, mine.state_of, step.solved, searched, mine.ranks
-        )
-        yield batch, allowed[:, mine.some], np.ones((len(states), 1))
 
 
 def _batches_in_reach(

@@ -205,7 +205,7 @@ def _searched(setting: Setting, incumbents: Incumbents, exact: int, legal: Legal
     priced = price(even, incumbents)
     incumbents.whole = False  # of uneven stages the fastest alone are solved
     uneven = search_uneven(_offer(setting, legal, legal.uneven), incumbents)
-    if not whole and not incumbents.safe_alone and incumbents.none:
+    if not (whole or incumbents.safe_alone or incumbents.any_safe):
         priced = _roomiest(even, priced.rows.rows, exact)
     priced = _with_evidence(even, priced)
     points = _points_with(even, priced.rows, uneven)

@@ -33,7 +33,7 @@ from llmlaunch.layout import (
 )
 from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import NO_TECHNIQUES, SWITCH_NAMES, Techniques
+from llmlaunch.techniques import NO_TECHNIQUES, SPARING_SWITCHES, SWITCH_NAMES, Techniques
 from llmlaunch.techniques.technique import declarations, parameter_owners
 from llmlaunch.techniques.treatments import Recompute
 
@@ -204,9 +204,10 @@ class TechniqueSpace:
         return tuple(switches_beside(self.own, step) for step in self.step)
 
     @property
-    def plain_steps(self) -> int:
-        """How many of `step` have no switch that nobody asked for."""
-        return sum(not names for names in self.switches)
+    def sparing_steps(self) -> tuple[int, ...]:
+        """Indices of the step techniques with no switches but such as may spare memory: what is safe with others is
+        safe with one of these."""
+        return tuple(i for i, names in enumerate(self.switches) if SPARING_SWITCHES.issuperset(names))
 
     @property
     def step_without_amounts(self) -> tuple[int, ...]:

@@ -18,11 +18,9 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_LAYERS, RECOMPUTE_NONE, LayoutColumns
 from llmlaunch.memory.grouped_pricing import (
     ModelStateBytes,
-    RankPiece,
     TransientBytes,
     WorstBytes,
     model_state_bytes,
-    rank_pieces,
     transient_bytes,
     worst_of_sums,
 )
@@ -46,7 +44,6 @@ from llmlaunch.timing.step import (
 
 __all__ = [
     "ModelStateBatch",
-    "TakenSplits",
     "TechniqueBatch",
     "fewest_amounts",
     "fewest_safe",
@@ -81,8 +78,7 @@ class ModelStateBatch:
 class TechniqueBatch:
     """One of some `alike_steps`, at `index` of the technique space, for each of `rows` of the splits. `state_of` maps a
     row to its split of a `ModelStateBatch`; `solved` names the amount to be solved, and `none_searched` says whether
-    layouts with none of it are searched too. `ranks` are the candidate ranks of the same splits with any techniques,
-    where several batches share them."""
+    layouts with none of it are searched too."""
 
     setting: Setting
     job: Job
@@ -92,11 +88,10 @@ class TechniqueBatch:
     state_of: IntColumn
     solved: str | None = None
     none_searched: bool = True
-    ranks: Sequence[RankPiece] | None = None
 
     @cached_property
     def transient(self) -> TransientBytes:
-        return transient_bytes(self.job, self.layouts, node_of(self.setting.recipe), self.ranks)
+        return transient_bytes(self.job, self.layouts, node_of(self.setting.recipe))
 
     @cached_property
     def passes(self) -> PassSeconds:
@@ -124,7 +119,7 @@ class TechniqueBatch:
     def take(self, index: BoolColumn | IntColumn) -> TechniqueBatch:
         """Return some of the rows, with their passes where these are known already."""
         rows, layouts, state_of = self.rows[index], self.layouts.take(index), self.state_of[index]
-        some = replace(self, index=self.index[index], rows=rows, layouts=layouts, state_of=state_of, ranks=None)
+        some = replace(self, index=self.index[index], rows=rows, layouts=layouts, state_of=state_of)
         return some.with_passes(self.passes.take(index)) if "passes" in vars(self) else some
 
     def with_passes(self, passes: PassSeconds) -> TechniqueBatch:
@@ -160,26 +155,6 @@ class TechniqueBatch:
             host_bytes=worst.host_bytes,
             step_seconds=self.step_seconds(states.update) if seconds is None else seconds,
         )
-
-
-@frozen
-class TakenSplits:
-    """Those at `some` of a search's splits that are priced together, with what all techniques share: their `rows` among
-    all splits, the splits of a `ModelStateBatch` that they have the states of, and their candidate ranks, which are the
-    same whatever the techniques."""
-
-    some: IntColumn
-    rows: IntColumn
-    layouts: LayoutColumns
-    state_of: IntColumn
-    ranks: Sequence[RankPiece]
-
-    @classmethod
-    def of(
-        cls, setting: Setting, splits: LayoutColumns, some: IntColumn, rows: IntColumn, state_of: IntColumn
-    ) -> TakenSplits:
-        layouts = splits.take(some)
-        return cls(some, rows[some], layouts, state_of[some], rank_pieces(setting.job, layouts))
 
 
 def group_equal(setting: Setting, space: TechniqueSpace) -> list[list[int]]:

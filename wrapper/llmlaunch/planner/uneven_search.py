@@ -134,14 +134,15 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
     waiting = waiting[incumbents.in_reach(least[waiting])]
     waiting = waiting[have_cuts(offer.setting.job, offer.splits.take(waiting))]
     if int(offer.splits.pipeline[waiting].sum()) * len(steps) > MANY:
-        _look_ahead(offer, bounds, least, waiting, incumbents)
+        few = scouts(space, steps if incumbents.any_safe else space.sparing_steps, SCOUTS)
+        _look_ahead(offer, bounds, least, waiting, few, incumbents)
         if not incumbents.any_safe and incumbents.safe_alone:
             waiting = waiting[:0]
         elif not incumbents.any_safe:
             roomiest = waiting[np.argsort(offer.least_bytes[:, waiting].min(axis=0), kind="stable")][:AT_ONCE]
             ranks = np.cumsum(offer.splits.pipeline[roomiest])
             roomiest = roomiest[: max(int(np.count_nonzero(ranks <= RANKS_AT_ONCE)), 1)]
-            _price_splits(offer, bounds, roomiest, scouts(space, SCOUTS), incumbents, result, False)
+            _price_splits(offer, bounds, roomiest, few, incumbents, result, False)
             waiting = waiting[:0]
     first_waiting = len(waiting)
     while len(waiting := waiting[incumbents.in_reach(least[waiting])]):
@@ -156,14 +157,19 @@ def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
 
 
 def _look_ahead(
-    offer: Offer, bounds: LeastSeconds, least: FloatColumn, waiting: IntColumn, incumbents: Incumbents
+    offer: Offer,
+    bounds: LeastSeconds,
+    least: FloatColumn,
+    waiting: IntColumn,
+    steps: Sequence[int],
+    incumbents: Incumbents,
 ) -> None:
     """Find incumbents with a few step techniques: among the fastest splits, or among all where those have none."""
     at_once = AT_ONCE
     with incumbents.looking_ahead():
         while len(waiting):
             now, waiting, at_once = waiting[:at_once], waiting[at_once:], 2 * at_once
-            _price_splits(offer, bounds, now, scouts(offer.space, SCOUTS), incumbents, UnevenLayouts(), True)
+            _price_splits(offer, bounds, now, steps, incumbents, UnevenLayouts(), True)
             waiting = waiting[incumbents.in_reach(least[waiting])] if incumbents.none else waiting[:0]
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "CHOOSABLE",
     "MOVING_NAMES",
     "NO_TECHNIQUES",
+    "SPARING_SWITCHES",
     "SWITCH_NAMES",
     "TREATMENT_NAMES",
     "ActivationTreatments",
@@ -164,6 +165,10 @@ NO_TECHNIQUES = Techniques()
 MOVING_NAMES = tuple(name for name, declared in declarations(Techniques).items() if declared.on_host is not None)
 TREATMENT_NAMES = (*declarations(ActivationTreatments), *declarations(StateTreatments))
 SWITCH_NAMES = tuple(declarations(Switches))
+# Switches that may spare memory; the others make a step faster and need no less (tests/unit/planner/test_switches.py).
+SPARING_SWITCHES = frozenset(
+    name for switch in (ContextExchange, TokenDispatch, MlpChunks, Loss) for name in declarations(switch)
+)
 # what a search may choose for each layout; all else holds for every layout, as the recipe has it
 CHOOSABLE = (*TREATMENT_NAMES, *SWITCH_NAMES)
 _EFFECTS = tuple(
