@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.budgets import DAYS, GPU_HOURS, budget_shares
 from llmlaunch.planner.headroom import search_with_headroom
-from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
@@ -74,43 +73,35 @@ def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
 
 def fewest_safe(setting: Setting, fewest: int, most: int) -> NodeTrial | None:
     """Return the trial of the fewest nodes with a safe layout, whatever the budget, or None: of every count up to
-    ALL_UP_TO, and beyond it of those that `stride` leaves. Counts on which no layout can hold the model, by
-    `LeastDevices`, are not searched, so the answer is that of searching them. Where its bound is `loose`, doubles say
-    of more counts beyond ALL_UP_TO that nothing is to be expected of them."""
-    least = LeastDevices(setting, most * setting.recipe.cluster.devices_per_node)
-    if least.loose and most > ALL_UP_TO:
-        trial = _first_safe(setting, least, fewest, ALL_UP_TO)
-        return trial or _first_safe(setting, least, _past_hopeless_doubles(setting, fewest, most), most)
-    return _first_safe(setting, least, fewest, most)
-
-
-def _first_safe(setting: Setting, least: LeastDevices, fewest: int, most: int) -> NodeTrial | None:
-    searched = 0
-    for nodes, can_split in _counts(setting, fewest, most):
+    ALL_UP_TO, and beyond it of those that `stride` leaves. Counts below a double on which nothing is safe are not
+    searched."""
+    searched, first = 0, _past_hopeless_doubles(setting, fewest, most)
+    for nodes, can_split in _counts(setting, first, most):
         if can_split and (nodes == most or nodes - searched >= stride(nodes)):
-            sized = setting.with_recipe(replace(setting.recipe, nodes=nodes))
             report("nodes", nodes, most)
-            result = search(sized, exact=1, safe_alone=True) if least.may_hold(sized.recipe.world_size) else None
-            if result is not None and np.any(result.safe):
+            sized, result = _searched(setting, nodes)
+            if np.any(result.safe):
                 return _safe_trial(sized, result)
-            searched = nodes if result is None or result.any_legal else searched
+            searched = nodes if result.any_legal else searched
     return None
 
 
 def _past_hopeless_doubles(setting: Setting, fewest: int, most: int) -> int:
-    """Return the first count beyond ALL_UP_TO that is worth a trial. As a layout of fewer nodes fits more nodes, too,
-    a count that has layouts but no safe one says that of fewer."""
-    fewest, nodes = max(fewest, ALL_UP_TO + 1), 2 * ALL_UP_TO
-    while nodes < most:
-        if nodes > fewest:
-            if not splittable(setting, np.array([nodes]))[0]:
-                break
-            trial = _try(setting.with_recipe(replace(setting.recipe, nodes=nodes)))
-            if trial.refused != MEMORY or trial.device_bytes is None:
-                break
-            fewest = nodes + stride(nodes + 1)
-        nodes *= 2
+    """Return the first count that is worth a search. As a layout of fewer nodes fits twice as many, too, a double that
+    has layouts but no safe one says that of fewer."""
+    nodes = 2 * fewest
+    while nodes < most and splittable(setting, np.array([nodes]))[0]:
+        _, result = _searched(setting, nodes)
+        if np.any(result.safe) or not result.any_legal:
+            break
+        fewest, nodes = nodes + 1, 2 * nodes
     return fewest
+
+
+def _searched(setting: Setting, nodes: int) -> tuple[Setting, SearchResult]:
+    """Return the setting of so many nodes, and the fastest safe layout on them."""
+    sized = setting.with_recipe(replace(setting.recipe, nodes=nodes))
+    return sized, search(sized, exact=1, safe_alone=True)
 
 
 def stride(nodes: int) -> int:

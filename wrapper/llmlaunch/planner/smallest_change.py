@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -15,11 +14,10 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import AMOUNTS, Layout
 from llmlaunch.planner.candidate import Candidate, Change
 from llmlaunch.planner.headroom import search_with_headroom
-from llmlaunch.planner.least_nodes import LeastDevices
 from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
 from llmlaunch.planner.relaxed_pins import RelaxedSearch, as_pin, pin_distance, relax_pins, search_relaxed
 from llmlaunch.planner.search import search
-from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, divisors, searched_values
+from llmlaunch.planner.search_space import as_ints, divisors, searched_values
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
 from llmlaunch.progress import counting
@@ -307,26 +305,14 @@ def _on_nodes(setting: Setting, nodes: int, layout: Layout) -> Change | None:
 def _shorter_sequences(setting: Setting) -> Iterator[Change]:
     """Yield shorter sequences with a safe layout, each with as few of the pins changed as do."""
     recipe = setting.recipe
-    for length in _shorter(_without_budget(setting)):
+    for factor in SHORTER:
+        length = recipe.training.sequence_length // factor
+        if length < 1:
+            return
         training = replace(recipe.training, sequence_length=length)
         key = "training.sequence_length"
         shorter = setting.with_recipe(replace(recipe, training=training))
         yield from _with_other_pins(shorter, {key: length}, {key: recipe.workload.sequence_length})
-
-
-def _shorter(setting: Setting) -> Iterator[int]:
-    """Yield the shorter sequences with which the devices may hold the model. A shorter one that as many ranks can share
-    needs no more than a longer one, so nothing else is asked where the shortest cannot."""
-    training, world = setting.recipe.training, setting.recipe.world_size
-    lengths = [length for factor in SHORTER if (length := training.sequence_length // factor) >= 1]
-
-    @cache
-    def may_hold(length: int) -> bool:
-        recipe = replace(setting.recipe, training=replace(training, sequence_length=length))
-        return LeastDevices(setting.with_recipe(recipe), world).may_hold(world)
-
-    if lengths and (lengths[-1] % MOST_CONTEXT or may_hold(lengths[-1])):
-        yield from filter(may_hold, lengths)
 
 
 def _with_other_pins(
