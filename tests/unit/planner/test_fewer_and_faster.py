@@ -8,10 +8,11 @@ import pytest
 
 import llmlaunch.planner.fewer_and_faster as fewer_and_faster
 from llmlaunch.layout import Layout
-from llmlaunch.planner.judge import LayoutVerdict, judge_layouts
+from llmlaunch.planner.judge import safe_layouts
 from llmlaunch.planner.plan import Plan, plan_json
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.check_screen import check_screen
 from llmlaunch.report.terminal import Surface
 from support.plans import setting_for
@@ -36,11 +37,11 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes of each layout that is priced for fewer nodes."""
     nodes: list[int] = []
 
-    def judged(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
-        nodes.extend(setting.recipe.nodes for _ in layouts)
-        return judge_layouts(setting, layouts)
+    def judged(setting: Setting, recipe: Recipe, layouts: Sequence[Layout]) -> list[tuple[float, Layout]]:
+        nodes.extend(recipe.nodes for _ in layouts)
+        return safe_layouts(setting, recipe, layouts)
 
-    monkeypatch.setattr(fewer_and_faster, "judge_layouts", judged)
+    monkeypatch.setattr(fewer_and_faster, "safe_layouts", judged)
     return nodes
 
 

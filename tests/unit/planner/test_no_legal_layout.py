@@ -15,11 +15,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
+from llmlaunch.planner.changes import relax_pins
 from llmlaunch.planner.judge import rules_failed
-from llmlaunch.planner.legal_values import legal_values
-from llmlaunch.planner.no_legal_layout import no_layout, tightest_rule
+from llmlaunch.planner.no_legal_layout import legal_values, no_layout, tightest_rule
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.relaxed_pins import relax_pins
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
 from llmlaunch.planner.setting import Setting

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
-from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.judge import safe_layouts
 from llmlaunch.planner.outlook import FasterOnFewer
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.search_space import pinned_numbers
@@ -38,15 +37,11 @@ def faster_on_fewer(setting: Setting, plan: Plan) -> FasterOnFewer | None:
         return None
     best: FasterOnFewer | None = None
     for nodes in _fewer(recipe.nodes):
-        changed = setting.with_recipe(replace(as_planned(recipe, plan.chosen), nodes=nodes))
-        try:
-            verdicts = judge_layouts(changed, list(_smaller(recipe, plan.layout, recipe.nodes // nodes)))
-        except UserError:
-            continue
-        for verdict in verdicts:
-            taken = verdict.step_seconds
-            if verdict.refusal is None and taken is not None and taken < (best.step_seconds if best else seconds):
-                best = FasterOnFewer(nodes, taken, verdict.layout, waiting / seconds)
+        changed = replace(as_planned(recipe, plan.chosen), nodes=nodes)
+        smaller = list(_smaller(recipe, plan.layout, recipe.nodes // nodes))
+        for taken, layout in safe_layouts(setting, changed, smaller):
+            if taken < (best.step_seconds if best else seconds):
+                best = FasterOnFewer(nodes, taken, layout, waiting / seconds)
     return best if best is not None and best.step_seconds < (1.0 - LEAST_GAIN) * seconds else None
 
 

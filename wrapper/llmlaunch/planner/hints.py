@@ -7,25 +7,18 @@ What the planner is free to choose is the fastest already.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 from llmlaunch.planner.candidate import yaml_text
-from llmlaunch.planner.headroom import search_with_headroom
-from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.changes import BELONGS, as_pin, planned, relax_pins, resized, stated_value
+from llmlaunch.planner.judge import safe_layouts
 from llmlaunch.planner.plan import Plan
-from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
-from llmlaunch.planner.relaxed_pins import as_pin, relax_pins
+from llmlaunch.planner.pricing_budget import within_budget
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import BELONGS, stated_value
-from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import written_pin
 from llmlaunch.techniques.switches import TokenDispatch
 from llmlaunch.techniques.technique import key_of
@@ -68,11 +61,8 @@ def faster_choices(setting: Setting, plan: Plan) -> list[Hint]:
     followed. Each kind of hint has a budget: a large space may hold hints that are not found, and none is promised."""
     if not plan.safe:
         return []
-    hints: list[Hint] = []
-    for kind in (_other_pins, _other_batches, _narrower_numbers, _libraries):
-        with contextlib.suppress(BudgetSpent), PricingBudget(HINT_CANDIDATES).limiting():
-            for hint in kind(setting, plan):
-                hints.append(hint)  # those before the budget is spent stay
+    kinds = (_other_pins, _other_batches, _narrower_numbers, _libraries)
+    hints = [hint for kind in kinds for hint in within_budget(HINT_CANDIDATES, kind(setting, plan))]
     worthwhile = [hint for hint in hints if hint.gain >= LEAST_GAIN]
     return sorted(worthwhile, key=lambda hint: -hint.gain)[:MOST_HINTS]
 
@@ -83,11 +73,9 @@ def _other_pins(setting: Setting, plan: Plan) -> Iterator[Hint]:
     for name, pin in recipe.pins.items():
         if name == "recompute" and any(stated_value(recipe, other) for other in BELONGS):
             continue
-        freed = relax_pins(setting, keep=recipe.pins.keys() - {name})
-        result = search_with_headroom(setting.with_recipe(freed), exact=1, safe_alone=True)
-        if not np.any(result.safe):
+        best = planned(setting, relax_pins(setting, keep=recipe.pins.keys() - {name}))
+        if best is None:
             continue
-        best = result.candidate(freed, 0)
         number = int(getattr(best.layout, name))
         value = as_pin(name, number)
         if value is not None and number not in as_ints(name, pin):
@@ -98,34 +86,22 @@ def _other_pins(setting: Setting, plan: Plan) -> Iterator[Hint]:
 
 def _other_batches(setting: Setting, plan: Plan) -> Iterator[Hint]:
     """Yield the nearby batch with the highest rate, where the devices cannot share the recipe's evenly."""
-    recipe = setting.recipe
+    recipe, key = setting.recipe, "training.global_batch_size"
     batch = recipe.workload.global_batch_size
     if batch % recipe.world_size == 0:
         return
     here = {name: as_pin(name, int(getattr(plan.layout, name))) for name in KEPT_WITH_BATCH}
-    pins = {**{name: value for name, value in here.items() if value is not None}, **recipe.pins}
+    near = replace(recipe, pins={**{name: value for name, value in here.items() if value is not None}, **recipe.pins})
     rates: dict[int, float] = {}
     for other in _even_batches(batch, recipe.world_size):
-        rate = _rate(setting, replace(recipe, pins=pins, training=replace(recipe.training, global_batch_size=other)))
-        if rate is not None:
-            rates[other] = rate
-    if not rates:
-        return
-    best = max(rates, key=lambda other: rates[other])
-    rate = _rate(setting, replace(recipe, training=replace(recipe.training, global_batch_size=best)))
-    if rate is not None:
-        gain = rate / plan.chosen.tokens_per_second_per_gpu - 1.0
+        chosen = planned(setting, resized(near, key, other).recipe)
+        rates |= {} if chosen is None else {other: chosen.tokens_per_second_per_gpu}
+    best = max(rates, key=lambda other: rates[other], default=batch)
+    chosen = planned(setting, resized(recipe, key, best).recipe) if rates else None
+    if chosen is not None:
+        gain = chosen.tokens_per_second_per_gpu / plan.chosen.tokens_per_second_per_gpu - 1.0
         remark = f"{recipe.world_size} devices share it evenly; the batch is part of what the model learns"
-        yield Hint("training.global_batch_size", batch, best, gain, remark)
-
-
-def _rate(setting: Setting, recipe: Recipe) -> float | None:
-    """Return the tokens a second and device that would be planned for a recipe; None where nothing is safe."""
-    try:
-        result = search_with_headroom(setting.with_recipe(recipe), exact=1, safe_alone=True)
-    except UserError:
-        return None
-    return result.candidate(recipe, 0).tokens_per_second_per_gpu if np.any(result.safe) else None
+        yield Hint(key, batch, best, gain, remark)
 
 
 def _even_batches(batch: int, devices: int) -> list[int]:
@@ -145,13 +121,7 @@ def _narrower_numbers(setting: Setting, plan: Plan) -> Iterator[Hint]:
     recipe = setting.recipe
     if recipe.workload.precision != "fp32" or recipe.cluster.accelerator.kind != "gpu":
         return
-    changed = replace(_as_chosen(recipe, plan), training=replace(recipe.training, precision="bf16"))
-    try:
-        (verdict,) = judge_layouts(setting.with_recipe(changed), [plan.layout])
-    except UserError:
-        return
-    if verdict.refusal is None and verdict.step_seconds is not None:
-        gain = plan.chosen.step_seconds / verdict.step_seconds - 1.0
+    for gain in _gains(setting, plan, training=replace(recipe.training, precision="bf16")):
         yield Hint("training.precision", "fp32", "bf16", gain, "weights of the optimizer stay fp32")
 
 
@@ -161,20 +131,16 @@ def _libraries(setting: Setting, plan: Plan) -> Iterator[Hint]:
     recipe, dispatcher = setting.recipe, key_of(TokenDispatch)
     if recipe.backend.libraries or dispatcher in (*recipe.fixed, *excluded_techniques(recipe)):
         return
-    hints: list[Hint] = []
     for library in setting.backend.space(recipe).libraries:
         techniques = replace(plan.chosen.techniques, token_dispatcher="flex", flex_backend=library)
-        changed = replace(_as_chosen(recipe, plan), techniques=techniques)
-        try:
-            (verdict,) = judge_layouts(setting.with_recipe(changed), [plan.layout])
-        except UserError:
-            continue
-        if verdict.refusal is None and verdict.step_seconds is not None:
-            gain = plan.chosen.step_seconds / verdict.step_seconds - 1.0
+        for gain in _gains(setting, plan, techniques=techniques):
             remark = f"if the job's image has {LIBRARY_NAMES[library]}"
-            hints.append(Hint("backend.libraries", [], [library], gain, remark))
-    yield from hints[:1]
+            yield Hint("backend.libraries", [], [library], gain, remark)
+            return
 
 
-def _as_chosen(recipe: Recipe, plan: Plan) -> Recipe:
-    return replace(recipe, techniques=plan.chosen.techniques)
+def _gains(setting: Setting, plan: Plan, **changed: Any) -> Iterator[float]:
+    """Yield what the planned layout gains with `changed` fields of its recipe; nothing where it is not safe so."""
+    recipe = replace(setting.recipe, **{"techniques": plan.chosen.techniques, **changed})
+    for seconds, _ in safe_layouts(setting, recipe, [plan.layout]):
+        yield plan.chosen.step_seconds / seconds - 1.0

@@ -18,6 +18,7 @@ from llmlaunch.planner.doubt import most_more_bytes
 from llmlaunch.planner.evidence import evidence_of, rehearsal_on
 from llmlaunch.planner.legality import situation
 from llmlaunch.planner.plan import Plan, risk_words
+from llmlaunch.planner.pricing_budget import count_candidates
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
@@ -34,6 +35,7 @@ __all__ = [
     "refuse",
     "risk_text",
     "rules_failed",
+    "safe_layouts",
     "tightness",
     "unknown_arguments_text",
 ]
@@ -86,8 +88,19 @@ def judge_layouts(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVer
     ]
 
 
+def safe_layouts(setting: Setting, recipe: Recipe, layouts: Sequence[Layout]) -> list[tuple[float, Layout]]:
+    """Return those of the `layouts` that are safe with a changed recipe, and the seconds of their steps; none where its
+    backend cannot do it."""
+    try:
+        verdicts = judge_layouts(setting.with_recipe(recipe), layouts)
+    except UserError:
+        return []
+    return [(v.step_seconds, v.layout) for v in verdicts if v.refusal is None and v.step_seconds is not None]
+
+
 def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
     columns = LayoutColumns.of(layouts)
+    count_candidates(len(layouts))
     if not layouts:
         return []
     device = worst_ranks(setting.job, columns).device_bytes

@@ -5,14 +5,15 @@ The sizes come first; then the ways to hold states and gradients, to recompute a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import log2
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llmlaunch.columns import IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import (
@@ -28,6 +29,7 @@ from llmlaunch.planner.candidate import host_labels
 from llmlaunch.planner.judge import LayoutVerdict, judge_layouts, rules_failed
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.pricing import price_all
+from llmlaunch.planner.pricing_budget import within_budget
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
     TechniqueSpace,
@@ -38,7 +40,6 @@ from llmlaunch.planner.search_space import (
 )
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.technique_batches import is_safe
-from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import (
     MOVING_NAMES,
@@ -46,7 +47,6 @@ from llmlaunch.techniques import (
     SWITCH_NAMES,
     ActivationTreatments,
     StateTreatments,
-    Techniques,
 )
 from llmlaunch.techniques.technique import declarations
 
@@ -60,6 +60,7 @@ ORDER = (
     *SWITCH_NAMES,
 )
 OFFLOADS = tuple(name for name in declarations(ActivationTreatments) if name in MOVING_NAMES)
+NEIGHBOUR_CANDIDATES = 100_000  # (`pricing_budget`)
 # What gives way where a change alone breaks a rule: sequence parallelism comes and goes with tensor parallelism, and
 # virtual stages split what the pipeline has split.
 GIVES_WAY = {"tensor": "sequence_parallel", "pipeline": "virtual_pipeline"}
@@ -96,15 +97,18 @@ class Neighbour:
 def neighbours(setting: Setting, chosen: Layout) -> list[Neighbour]:
     """Return the neighbours of the chosen layout: for each size the next legal value down and up, then every other way
     to hold states and gradients, to recompute and to offload. `setting` is of the recipe with the chosen techniques."""
-    return [*_size_neighbours(setting, chosen), *technique_neighbours(setting, chosen)]
+    both = (near for kind in (_size_neighbours, technique_neighbours) for near in kind(setting, chosen))
+    return within_budget(NEIGHBOUR_CANDIDATES, both)
 
 
 def _size_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour]:
-    steps = _amounts_solved(setting, chosen, list(_size_steps(setting, chosen)))
-    here, layouts, (without, switches_off) = chosen.as_json(), [layout for _, layout in steps], _switched_off(setting)
-    verdicts = zip(judge_layouts(setting, layouts), judge_layouts(without, layouts), strict=True)
-    for (name, _), (verdict, plain) in zip(steps, verdicts, strict=True):
-        gives_way = plain.legal and not verdict.legal
+    without, switches_off = _switched_off(setting)
+    tries = list(_size_steps(setting, chosen))
+    names, nearest = [name for name, _ in tries], [_least_broken(without, layouts) for _, layouts in tries]
+    layouts, here = _amounts_solved(setting, chosen, nearest), chosen.as_json()
+    verdicts = zip(names, judge_layouts(setting, layouts), judge_layouts(without, layouts), strict=True)
+    for name, verdict, plain in verdicts:
+        gives_way = not verdict.legal and verdict.refusal != plain.refusal
         there = verdict.layout.as_json()
         follows = [n for n in there if there[n] != here[n] and n not in (name, "data", "layers_by_stage")]
         along = {n: _plain(there[n]) for n in follows} | (switches_off if gives_way else {})
@@ -114,11 +118,8 @@ def _size_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour]:
 def _switched_off(setting: Setting) -> tuple[Setting, dict[str, Value]]:
     """Return the setting without the switches that the search turned on, and these with the values they have then."""
     techniques, fixed = setting.recipe.techniques, setting.recipe.fixed
-    free = [name for name in SWITCH_NAMES if name not in fixed]
-    off = {name: getattr(NO_TECHNIQUES, name) for name in free}
+    off = {name: getattr(NO_TECHNIQUES, name) for name in SWITCH_NAMES if name not in fixed}
     changed = {name: value for name, value in off.items() if getattr(techniques, name) != value}
-    if not changed:
-        return setting, {}
     plain = replace(setting.recipe, techniques=replace(techniques, **changed))
     return setting.with_recipe(plain), {name: _plain(value) for name, value in changed.items()}
 
@@ -130,69 +131,64 @@ def _plain(value: object) -> Value:
     return value
 
 
-def _size_steps(setting: Setting, chosen: Layout) -> Iterator[tuple[str, Layout]]:
-    """Yield for each size the nearest legal layout below and above; where none is legal, the nearest that splits the
-    devices."""
+def _size_steps(setting: Setting, chosen: Layout) -> Iterator[tuple[str, list[list[Layout]]]]:
+    """Yield for each size the values below it, then those above it, the nearest first: each with the layouts that have
+    it, alone and together with what gives way."""
     recipe = setting.recipe
     space = setting.backend.space(recipe)
     for name in SPLIT_FIELDS:
-        if name == "data":
-            continue
-        now, values = getattr(chosen, name), sorted(offered_values(recipe, space, name))
+        now, values = getattr(chosen, name), sorted(offered_values(recipe, space, name)) if name != "data" else []
         for side in (reversed([v for v in values if v < now]), [v for v in values if v > now]):
-            tries = [layout for value in side for layout in _changes(setting, chosen, name, value)]
-            if tries:
-                legal = _legal_rows(_switched_off(setting)[0], LayoutColumns.of(tries))
-                yield name, tries[int(legal[0]) if len(legal) else 0]
+            layouts = [list(_changes(setting, chosen, name, value)) for value in side]
+            if any(layouts):
+                yield name, [of_value for of_value in layouts if of_value]
 
 
-def _legal_rows(setting: Setting, layouts: LayoutColumns) -> IntColumn:
-    failed = rules_failed(setting.recipe, layouts, setting.backend.rules(setting.recipe))
-    return np.flatnonzero(~failed.any(axis=0))
+def _least_broken(setting: Setting, tries: Sequence[Sequence[Layout]]) -> Layout:
+    """Return the first layout that is legal; where none is, the one with the nearest value that breaks fewest rules, so
+    that what is said to refuse it is what nothing that gives way would mend."""
+    layouts = [layout for of_value in tries for layout in of_value]
+    broken = np.count_nonzero(_failed(setting, LayoutColumns.of(layouts)), axis=0)
+    return layouts[int(np.argmin(broken if broken.min() == 0 else broken[: len(tries[0])]))]
+
+
+def _failed(setting: Setting, layouts: LayoutColumns) -> NDArray[np.bool_]:
+    return rules_failed(setting.recipe, layouts, setting.backend.rules(setting.recipe))
 
 
 def _changes(setting: Setting, chosen: Layout, name: str, value: int) -> Iterator[Layout]:
-    """Yield the change alone, then together with what gives way to it, the nearest value first."""
-    changed = _changed(chosen, name, value)
-    if changed is None:
-        return
-    yield changed
-    other = GIVES_WAY.get(name)
-    if other is None:
-        return
-    recipe, now = setting.recipe, getattr(chosen, other)
-    values = [v for v in offered_values(recipe, setting.backend.space(recipe), other) if v != now]
-    for near in sorted(values, key=lambda v: abs(log2(max(v, 0.5) / max(now, 0.5)))):
-        follows: dict[str, Any] = {other: near}
-        yield replace(changed, **follows)
-
-
-def _changed(chosen: Layout, name: str, value: int) -> Layout | None:
-    """Change one size; the data size takes up the change, and stages become even. Return None where the sizes do not
-    split the devices."""
+    """Yield the change alone, then together with what gives way to it, the nearest value first; nothing where the sizes
+    do not split the devices. The data size takes up the change, and stages become even."""
     size: dict[str, Any] = {name: value}
-    changed = replace(chosen, **size)
     if name in ("pipeline", "virtual_pipeline"):
-        changed = replace(changed, layers_by_stage=())
-    split = changed.tensor * changed.pipeline * changed.context
-    return replace(changed, data=chosen.world_size // split) if chosen.world_size % split == 0 else None
+        size["layers_by_stage"] = ()
+    changed = replace(chosen, **size)
+    data, left = divmod(chosen.world_size, changed.tensor * changed.pipeline * changed.context)
+    if left:
+        return
+    changed = replace(changed, data=data)
+    yield changed
+    if (other := GIVES_WAY.get(name)) is not None:
+        recipe, now = setting.recipe, getattr(chosen, other)
+        values = [v for v in offered_values(recipe, setting.backend.space(recipe), other) if v != now]
+        for near in sorted(values, key=lambda v: abs(log2(max(v, 0.5) / max(now, 0.5)))):
+            follows: dict[str, Any] = {other: near}
+            yield replace(changed, **follows)
 
 
-def _amounts_solved(setting: Setting, chosen: Layout, steps: list[tuple[str, Layout]]) -> list[tuple[str, Layout]]:
+def _amounts_solved(setting: Setting, chosen: Layout, layouts: list[Layout]) -> list[Layout]:
     """Give each legal layout as many recomputed or offloaded layers as it needs, where the planner solved that amount
     for the chosen layout."""
-    step = _step_techniques_of(setting, chosen)
-    if step.solved is None or not steps:
-        return steps
-    layouts = LayoutColumns.of([layout for _, layout in steps])
-    legal = _legal_rows(setting, layouts)
+    step, state = _techniques_of(setting, chosen)
+    if step.solved is None or not layouts:
+        return layouts
+    columns, answer = LayoutColumns.of(layouts), [*layouts]
+    legal = np.flatnonzero(~_failed(setting, columns).any(axis=0))
     plain = replace(step, solved=None, recompute=RECOMPUTE_NONE if step.recompute else step.recompute)
-    space = TechniqueSpace((plain, step), (_state_techniques_of(setting, chosen),), own=step.keeping_all)
-    points = price_all(setting, layouts.take(legal), space, ())
-    answer = list(steps)
+    space = TechniqueSpace((plain, step), (state,), own=step.keeping_all)
+    points = price_all(setting, columns.take(legal), space, ())
     for row in range(len(points)):  # rows with the solved amount come last, and only where some of it is needed
-        at = int(legal[points.rows.split[row]])
-        answer[at] = (steps[at][0], points.layout(row))
+        answer[int(legal[points.rows.split[row]])] = points.layout(row)
     return answer
 
 
@@ -202,91 +198,71 @@ def technique_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour
     # every ZeRO stage of the implementation that the recipe chose, so that it stays that one
     stages = offered_values(setting.recipe, setting.backend.space(setting.recipe), "zero_stage")
     recipe = replace(setting.recipe, pins={"zero_stage": stages}, fixed=("gradient_dtype",))
-    now = _step_techniques_of(setting, chosen), _state_techniques_of(setting, chosen)
+    now = _techniques_of(setting, chosen)
     space = technique_space(recipe, setting.backend)
     # A pin may have led to techniques that are not offered without it; states are changed beside those, too.
-    near = dict.fromkeys((now[0], *(step for step in space.step if len(_step_differences(now[0], step)) <= 1)))
+    near = dict.fromkeys((now[0], *(step for step in space.step if len(_differences(now, (step, now[1]))) <= 1)))
     space = replace(space, step=tuple(near), state=(*space.state, *_other_formats(setting, now[1])))
     rules = [rule for rule in setting.backend.rules(setting.recipe) if rule.of_techniques]
     points = price_all(setting.with_recipe(recipe), LayoutColumns.of([chosen]), space, rules)
-    for row in _best_of_each(setting, points, now):
-        then = points.techniques(row)
-        name, _ = _difference(now, then) or ("", "")
-        layout = replace(points.layout(row), layers_by_stage=chosen.layers_by_stage)
-        changed = setting.with_recipe(recipe_with_techniques(recipe, *then))
-        (verdict,) = judge_layouts(changed, [layout])
+    for name, row in _best_of_each(setting, points, now):
+        then, layout = points.techniques(row), replace(points.layout(row), layers_by_stage=chosen.layers_by_stage)
+        (verdict,) = judge_layouts(setting.with_recipe(recipe_with_techniques(recipe, *then)), [layout])
         yield Neighbour(name, _label(name, now, chosen), _label(name, then, layout), verdict)
 
 
-def _step_techniques_of(setting: Setting, chosen: Layout) -> StepTechniques:
-    """Return the step techniques of the chosen layout; an amount that the recipe does not pin is left to be solved."""
+def _techniques_of(setting: Setting, chosen: Layout) -> ChosenTechniques:
+    """Return the techniques of the chosen layout; an amount that the recipe does not pin is left to be solved."""
     techniques, pins = setting.recipe.techniques, setting.recipe.pins
-    step = StepTechniques(**_values_in(StepTechniques, techniques, chosen))
-    block = chosen.recompute == RECOMPUTE_FULL and techniques.recompute_method == "block"
-    if block and RECOMPUTE_LAYERS not in pins:
-        return replace(step, recompute_layers=0, solved=RECOMPUTE_LAYERS)
-    if chosen.offload_layers and OFFLOAD_LAYERS not in pins:
-        return replace(step, offload_layers=0, solved=OFFLOAD_LAYERS)
-    return step
 
+    def named(kind: type[Any]) -> dict[str, Any]:
+        sources = [(f.name, source) for source in (techniques, chosen) for f in fields(kind)]
+        return {name: getattr(source, name) for name, source in sources if hasattr(source, name)}
 
-def _state_techniques_of(setting: Setting, chosen: Layout) -> StateTechniques:
+    step = StepTechniques(**named(StepTechniques))
+    if chosen.recompute == RECOMPUTE_FULL and techniques.recompute_method == "block" and RECOMPUTE_LAYERS not in pins:
+        step = replace(step, recompute_layers=0, solved=RECOMPUTE_LAYERS)
+    elif chosen.offload_layers and OFFLOAD_LAYERS not in pins:
+        step = replace(step, offload_layers=0, solved=OFFLOAD_LAYERS)
     dtype = setting.recipe.training.gradient_dtype
-    return StateTechniques(gradient_dtype=dtype, **_values_in(StateTechniques, setting.recipe.techniques, chosen))
+    return step, StateTechniques(gradient_dtype=dtype, **named(StateTechniques))
 
 
-def _values_in(kind: type[Any], *sources: Techniques | Layout) -> dict[str, Any]:
-    """Return the fields of step or state techniques as the `sources` have them."""
-    return {f.name: getattr(source, f.name) for source in sources for f in fields(kind) if hasattr(source, f.name)}
-
-
-def _other_formats(setting: Setting, now: StateTechniques) -> list[StateTechniques]:
-    """Return the state techniques with gradients accumulated in another format: never chosen unasked, but worth
+def _other_formats(setting: Setting, now: StateTechniques) -> Iterator[StateTechniques]:
+    """Yield the state techniques with gradients accumulated in another format: never chosen unasked, but worth
     knowing."""
-    recipe, formats = setting.recipe, ("fp32", "bf16") if setting.recipe.workload.precision == "bf16" else ()
-    others = []
-    for dtype in formats:
+    recipe = setting.recipe
+    for dtype in ("fp32", "bf16") if recipe.workload.precision == "bf16" else ():
         changed = replace(recipe, training=replace(recipe.training, gradient_dtype=dtype))
-        if _accepted(setting, changed) and setting.with_recipe(changed).job.facts != setting.job.facts:
-            others.append(replace(now, gradient_dtype=dtype))
-    return others
+        with contextlib.suppress(UserError):
+            setting.backend.rules(changed)
+            if setting.with_recipe(changed).job.facts != setting.job.facts:
+                yield replace(now, gradient_dtype=dtype)
 
 
-def _accepted(setting: Setting, recipe: Recipe) -> bool:
-    try:
-        setting.backend.rules(recipe)
-    except UserError:
-        return False
-    return True
-
-
-def _best_of_each(setting: Setting, points: Points, now: ChosenTechniques) -> list[int]:
-    """Return one row for each kind of difference from `now`: the fastest safe point, else the one that needs the least
-    memory."""
-    best: dict[tuple[str, str], tuple[bool, float, int]] = {}
+def _best_of_each(setting: Setting, points: Points, now: ChosenTechniques) -> list[tuple[str, int]]:
+    """Return one row for each kind of difference from `now`, with what differs: the fastest safe point, else the one
+    that needs the least memory."""
+    best: dict[tuple[str, object], tuple[bool, float, int]] = {}
     rows = points.rows
     safe = is_safe(setting, rows.device_bytes, rows.host_bytes)
     worth = np.where(safe, rows.step_seconds, rows.device_bytes)
     for row in range(len(points)):
-        kind = _difference(now, points.techniques(row))
-        if kind is not None:
-            candidate = (not bool(safe[row]), float(worth[row]), row)
+        then = points.techniques(row)
+        differences = _differences(now, then)
+        if len(differences) == 1:
+            kind, candidate = (differences[0], _kind(differences[0], then)), (not safe[row], float(worth[row]), row)
             best[kind] = min(best.get(kind, candidate), candidate)
-    return [best[kind][2] for kind in sorted(best, key=lambda kind: ORDER.index(kind[0]))]
+    ordered = sorted(best.items(), key=lambda item: ORDER.index(item[0][0]))
+    return [(name, row) for (name, _), (_, _, row) in ordered]
 
 
-def _difference(now: ChosenTechniques, then: ChosenTechniques) -> tuple[str, str] | None:
-    """Return the one choice in which the techniques differ and its new kind; None if they differ in none or several."""
+def _differences(now: ChosenTechniques, then: ChosenTechniques) -> list[str]:
+    """Return the choices in which the techniques differ."""
     state = [f.name for f in fields(StateTechniques) if getattr(now[1], f.name) != getattr(then[1], f.name)]
-    differences = [*state, *_step_differences(now[0], then[0])]
-    if len(differences) != 1:
-        return None
-    return differences[0], _kind(differences[0], then)
-
-
-def _step_differences(now: StepTechniques, then: StepTechniques) -> list[str]:
     parts = (("recompute", _recompute), ("offload", _offload))
-    return [*(name for name, part in parts if part(now) != part(then)), *switches_beside(now, then)]
+    step = [name for name, part in parts if part(now[0]) != part(then[0])]
+    return [*state, *step, *switches_beside(now[0], then[0])]
 
 
 def _recompute(step: StepTechniques) -> tuple[object, ...]:
@@ -298,15 +274,14 @@ def _offload(step: StepTechniques) -> tuple[object, ...]:
     return (*(getattr(step, name) for name in OFFLOADS), step.offload_layers, step.solved == OFFLOAD_LAYERS)
 
 
-def _kind(name: str, techniques: ChosenTechniques) -> str:
+def _kind(name: str, techniques: ChosenTechniques) -> object:
     """Return what distinguishes the values of one choice; of those with the same kind only the best is shown."""
     step, state = techniques
     if name == "recompute":
-        return f"{RECOMPUTE_NAMES[step.recompute]} {step.recompute_method}"
+        return step.recompute, step.recompute_method
     if name == "offload":
-        kinds = (*(getattr(step, name) for name in OFFLOADS), step.offload_layers or step.solved)
-        return " ".join(str(bool(kind)) for kind in kinds)
-    return str(getattr(step if name in SWITCH_NAMES else state, name))
+        return tuple(map(bool, _offload(step)))
+    return getattr(step if name in SWITCH_NAMES else state, name)
 
 
 def _label(name: str, techniques: ChosenTechniques, layout: Layout) -> Value:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import combinations, islice
 
 import numpy as np
 
-from llmlaunch.columns import BoolColumn
+from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.errors import UserError
-from llmlaunch.layout import Rule
-from llmlaunch.planner.legal_values import LegalValues, any_legal, legal_values, rule_failures, size_failures
-from llmlaunch.planner.legality import situation
-from llmlaunch.planner.relaxed_pins import as_pin, relax_pins
+from llmlaunch.frozen import frozen
+from llmlaunch.layout import TECHNIQUE_FIELDS, LayoutColumns, Rule
+from llmlaunch.planner.changes import as_pin, fixed_value, relax_pins, resized, unfixed
+from llmlaunch.planner.judge import rules_failed
+from llmlaunch.planner.legality import first_failed, situation, technique_failures, technique_legality
+from llmlaunch.planner.pricing_budget import SPLIT_SHARE, count_candidates, within_budget
+from llmlaunch.planner.search_space import (
+    TechniqueSpace,
+    as_ints,
+    enumerate_splits,
+    enumerate_uneven,
+    technique_space,
+    technique_values,
+)
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import splittable
-from llmlaunch.planner.smallest_change import find_advice, fixed_value, unfixed
+from llmlaunch.planner.smallest_change import find_advice
+from llmlaunch.planner.stage_search import have_cuts
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import place_of, written_document, written_pin
 from llmlaunch.rundir.values import counted, to_type
 
-__all__ = ["TightestRule", "locked_is_illegal", "no_layout", "tightest_rule", "tightest_size_rule"]
+__all__ = ["LegalValues", "TightestRule", "legal_values", "locked_is_illegal", "no_layout", "tightest_rule"]
 
 AT_ONCE = 256  # numbers of nodes looked at together
+REMEDY_CANDIDATES = 200_000  # of what is looked at for one kind of remedy (`pricing_budget`)
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,100 @@ class TightestRule:
     searched: int
 
 
+@frozen
+class LegalValues:
+    """The different combinations of values (rows) that the fields `names` (columns) have in legal layouts, and which
+    of them each pin of a recipe allows (of the same shape). A contradiction of pins is one of legality, so nothing is
+    priced, and a million layouts have few combinations."""
+
+    names: tuple[str, ...]
+    values: IntColumn
+    kept: BoolColumn
+
+    def conflict(self) -> tuple[str, ...] | None:
+        """Return the smallest set of pins that no legal layout keeps together; None where all can be kept, and an empty
+        set where no layout is legal whatever the pins."""
+        columns = range(len(self.names))
+        for some in (some for size in range(len(self.names) + 1) for some in combinations(columns, size)):
+            if not np.any(self.kept[:, some].all(axis=1)):
+                return tuple(self.names[j] for j in some)
+        return None
+
+    def beside_the_others(self, name: str) -> list[int]:
+        """Return the values of `name` in legal layouts that keep all other pins."""
+        index = self.names.index(name)
+        others = np.delete(self.kept, index, axis=1).all(axis=1)
+        return sorted(set(self.values[others, index].tolist()))
+
+
+def legal_values(setting: Setting, relaxed: Setting) -> LegalValues:
+    """Return the values that the pinned fields of `setting` have in the legal layouts of `relaxed`, which is its recipe
+    with those fields free."""
+    pins = setting.recipe.pins
+    of_split = [name for name in pins if name not in TECHNIQUE_FIELDS]
+    different: set[tuple[int, ...]] = set()
+    numbered: LayoutColumns | None = None
+    for splits, legal, techniques in _legal_splits(relaxed):
+        if splits is not numbered:
+            numbered, (few, row_of) = splits, splits.distinct(of_split)
+        rows = ({name: int(getattr(few, name)[row]) for name in of_split} for row in np.unique(row_of[legal]).tolist())
+        different |= {tuple((row | techniques)[name] for name in pins) for row in rows}
+    values = np.array(sorted(different), dtype=np.int64).reshape(len(different), len(pins))
+    kept = np.ones(values.shape, dtype=np.bool_)
+    for j, (name, pin) in enumerate(pins.items()):
+        kept[:, j] = np.isin(values[:, j], as_ints(name, pin))
+    return LegalValues(tuple(pins), values, kept)
+
+
+def any_legal(setting: Setting) -> bool:
+    """Return whether any layout of the setting's space is legal."""
+    return any(legal.any() for _, legal, _ in _legal_splits(setting))
+
+
+def _offers(setting: Setting) -> Iterator[tuple[LayoutColumns, TechniqueSpace]]:
+    """Yield the splits of a search with the techniques that are tried with them: those of even stages, then those of
+    uneven ones that the search knows a cut of (`uneven_search`), with which no amount is solved."""
+    recipe, space = setting.recipe, setting.backend.space(setting.recipe)
+    techniques = technique_space(recipe, setting.backend)
+    uneven = enumerate_uneven(recipe, space)
+    uneven = uneven.take(have_cuts(setting.job, uneven)) if len(uneven) else uneven
+    steps = tuple(techniques.step[index] for index in techniques.step_without_amounts)
+    for splits, offered in ((enumerate_splits(recipe, space), techniques.step), (uneven, steps)):
+        if len(splits) and offered:
+            count_candidates(SPLIT_SHARE * len(splits))
+            yield splits, replace(techniques, step=offered)
+
+
+def _legal_splits(setting: Setting) -> Iterator[tuple[LayoutColumns, BoolColumn, dict[str, int]]]:
+    """Yield splits with which of them are legal, once for each different answer, and the fields of a layout that
+    techniques set."""
+    recipe, rules = setting.recipe, setting.backend.rules(setting.recipe)
+    asked = [rule for rule in rules if rule.of_techniques]
+    for splits, space in _offers(setting):
+        failed = first_failed([rule for rule in rules if not rule.of_techniques], situation(recipe, splits))
+        splits, different = splits.take(np.flatnonzero(failed < 0)), set()
+        if not len(splits):
+            continue
+        legality = technique_legality(recipe, space, splits, asked, range(len(space.step)))
+        for i, j in np.ndindex(legality.mask_of.shape):
+            techniques = technique_values(space.step[i], space.state[j])
+            key = int(legality.mask_of[i, j]), *techniques.values()
+            if key not in different:
+                different.add(key)
+                yield splits, legality.masks[key[0]], techniques
+
+
+def _failures(setting: Setting, rules: Sequence[Rule]) -> Iterator[tuple[LayoutColumns, int, BoolColumn]]:
+    """Yield splits with which rule (row) refuses which of them (column), and for how many combinations of techniques
+    that is so."""
+    of_techniques = np.array([rule.of_techniques for rule in rules])
+    asked = [rule for rule in rules if rule.of_techniques]
+    for splits, space in _offers(setting):
+        failed = rules_failed(setting.recipe, splits, rules)
+        for times, failed[of_techniques] in technique_failures(setting.recipe, space, splits, asked):
+            yield splits, times, failed
+
+
 def no_layout(setting: Setting) -> UserError:
     """Return the error for a search space without a legal layout."""
     relaxed = setting.with_recipe(relax_pins(setting))
@@ -45,7 +151,7 @@ def no_layout(setting: Setting) -> UserError:
     if not pins:
         return UserError(_nothing_legal(setting))
     why = _broken_rule(setting, setting.with_recipe(relax_pins(setting, pins)))
-    clash = _contradiction(setting.recipe, pins, _clashing_techniques(setting, pins))
+    clash = _contradiction(setting.recipe, pins, within_budget(REMEDY_CANDIDATES, _clashing_techniques(setting, pins)))
     return UserError(f"{clash}: {_because(setting, why)}. {_remedies(setting, values, pins)}")
 
 
@@ -59,19 +165,21 @@ def locked_is_illegal(setting: Setting) -> UserError:
     )
 
 
-def tightest_rule(setting: Setting) -> TightestRule:
-    """Return the tightest rule of a setting without a legal layout."""
+def tightest_rule(setting: Setting, among: Collection[str] | None = None) -> TightestRule:
+    """Return the tightest rule of a setting without a legal layout, or of those with a key `among` some."""
     rules = setting.backend.rules(setting.recipe)
-    return _tightest(rules, _failures(setting, rules))
-
-
-def tightest_size_rule(setting: Setting) -> TightestRule:
-    """Return the tightest of the rules that look at sizes alone, without a rule where some split passes them all."""
-    rules = [rule for rule in setting.backend.rules(setting.recipe) if not rule.of_techniques]
-    failures = [(1, failed) for failed in size_failures(setting, rules)]
-    if all(failed.any(axis=0).all() for _, failed in failures):
-        return _tightest(rules, failures)
-    return TightestRule(None, 0, sum(failed.shape[1] for _, failed in failures))
+    alone, refusing, searched = np.zeros(len(rules)), np.zeros(len(rules)), 0
+    for _, times, failed in _failures(setting, rules):
+        alone += times * np.count_nonzero(failed[:, np.equal(failed.sum(axis=0, dtype=np.int16), 1)], axis=1)
+        refusing += times * np.count_nonzero(failed, axis=1)
+        searched += times * failed.shape[1]
+    if among is not None:
+        named = np.array([rule.key in among for rule in rules])
+        alone, refusing = np.where(named, alone, 0), np.where(named, refusing, 0)
+    if not refusing.any():
+        return TightestRule(None, 0, searched)
+    index = int(np.argmax(alone if alone.any() else refusing))
+    return TightestRule(rules[index], int(alone[index]), searched)
 
 
 def _broken_rule(setting: Setting, relaxed: Setting) -> TightestRule:
@@ -80,40 +188,13 @@ def _broken_rule(setting: Setting, relaxed: Setting) -> TightestRule:
     for what the person wrote is no reason."""
     rules = setting.backend.rules(setting.recipe)
     always, sometimes = np.ones(len(rules), dtype=np.bool_), np.zeros(len(rules), dtype=np.bool_)
-    for _, failed in _failures(setting, rules):
+    for _, _, failed in _failures(setting, rules):
         always &= failed.all(axis=1)
         sometimes |= failed.any(axis=1)
-    broken = {
-        rule.key for rule, is_broken in zip(rules, always if always.any() else sometimes, strict=True) if is_broken
-    }
     if not sometimes.any():
         return TightestRule(None, 0, 0)
-    others = relaxed.backend.rules(relaxed.recipe)
-    return _tightest(others, _failures(relaxed, others), broken)
-
-
-def _tightest(
-    rules: Sequence[Rule], failures: Iterable[tuple[int, BoolColumn]], among: Collection[str] | None = None
-) -> TightestRule:
-    """Return the tightest of the rules, or of those with a key `among` some, by which of them refuse which layouts."""
-    alone, refusing, searched = np.zeros(len(rules)), np.zeros(len(rules)), 0
-    for times, failed in failures:
-        alone += times * np.count_nonzero(failed[:, np.equal(failed.sum(axis=0, dtype=np.int16), 1)], axis=1)
-        refusing += times * np.count_nonzero(failed, axis=1)
-        searched += times * failed.shape[1]
-    if among is not None:
-        named = np.array([rule.key in among for rule in rules])
-        alone, refusing = np.where(named, alone, 0), np.where(named, refusing, 0)
-    if not searched or not refusing.any():
-        return TightestRule(None, 0, searched)
-    index = int(np.argmax(alone if alone.any() else refusing))
-    return TightestRule(rules[index], int(alone[index]), searched)
-
-
-def _failures(setting: Setting, rules: Sequence[Rule]) -> Iterator[tuple[int, BoolColumn]]:
-    """Yield which rule (row) refuses which split (column), and for how many combinations of techniques that is so."""
-    for _, times, failed in rule_failures(setting, rules):
-        yield times, failed
+    broken = always if always.any() else sometimes
+    return tightest_rule(relaxed, {rule.key for rule, is_broken in zip(rules, broken, strict=True) if is_broken})
 
 
 def _because(setting: Setting, why: TightestRule) -> str:
@@ -133,7 +214,7 @@ def _figures(setting: Setting, rule: Rule) -> str:
     rules = setting.backend.rules(setting.recipe)
     index = [other.key for other in rules].index(rule.key)
     fewest, example = len(rules) + 1, None
-    for splits, _, failed in rule_failures(setting, rules):
+    for splits, _, failed in _failures(setting, rules):
         rows = np.flatnonzero(failed[index])
         counts = failed[:, rows].sum(axis=0)
         if len(rows) and counts.min() < fewest:
@@ -141,19 +222,15 @@ def _figures(setting: Setting, rule: Rule) -> str:
     return "" if example is None else f" (here {rule.figures(situation(setting.recipe, example))})"
 
 
-def _clashing_techniques(setting: Setting, pins: Sequence[str]) -> list[str]:
-    """Return the techniques that the recipe writes each of which, left free, would give these pins a legal layout."""
+def _clashing_techniques(setting: Setting, pins: Sequence[str]) -> Iterator[str]:
+    """Yield the techniques that the recipe writes each of which, left free, would give these pins a legal layout."""
     relaxed = relax_pins(setting, pins)
-    written = [name for name in relaxed.fixed if _written_path(relaxed, name) is not None]
-    return [name for name in written if any_legal(setting.with_recipe(_freed(relaxed, name)))]
-
-
-def _freed(recipe: Recipe, name: str) -> Recipe:
-    """Return the recipe without what it says of a technique; not every backend searches the formats of gradients."""
-    freed = unfixed(recipe, name)
-    if name != "gradient_dtype":
-        return freed
-    return replace(freed, training=replace(freed.training, gradient_dtype=None))
+    for name in relaxed.fixed:
+        freed = unfixed(relaxed, name)
+        if name == "gradient_dtype":  # not every backend searches the formats of gradients
+            freed = replace(freed, training=replace(freed.training, gradient_dtype=None))
+        if _written_path(relaxed, name) is not None and any_legal(setting.with_recipe(freed)):
+            yield name
 
 
 def _written_path(recipe: Recipe, name: str) -> tuple[str, str] | None:
@@ -198,32 +275,29 @@ def _nothing_legal(setting: Setting) -> str:
     """Return the message where no pin is to blame: which batch, number of nodes or sequence length would do."""
     recipe = setting.recipe
     why = _broken_rule(setting, setting.with_recipe(relax_pins(setting)))
-    sizes = [f"{key}: {value} (from {before})" for key, value, before in _legal_sizes(setting)]
-    remedy = (
-        f"Legal would be {', or '.join(sizes)}" if sizes else "Change the model, the batch or the nodes accordingly"
-    )
+    sizes = within_budget(REMEDY_CANDIDATES, _legal_sizes(setting))
+    legal = f"Legal would be {', or '.join(sizes)}"
+    remedy = legal if sizes else "Change the model, the batch or the nodes accordingly"
     place = place_of(recipe, ("layout",))
     return f"{place}: layout: none of {why.searched:,} layouts is legal: {_because(setting, why)}. {remedy}"
 
 
-def _legal_sizes(setting: Setting) -> Iterator[tuple[str, int, int]]:
-    """Yield (key, value, present value) of the nearest batch, number of nodes and sequence length with a legal layout,
-    each changed alone."""
+def _legal_sizes(setting: Setting) -> Iterator[str]:
+    """Yield the nearest batch, number of nodes and sequence length with a legal layout, each changed alone."""
     recipe = setting.recipe
-    work, nodes = recipe.workload, recipe.nodes
-    batches = sorted({_round(work.global_batch_size, part) for part in _parts(recipe.world_size)})
-    lengths = sorted({_round(work.sequence_length, 1 << power) for power in range(12)})
+    batch, nodes, length = recipe.workload.global_batch_size, recipe.nodes, recipe.workload.sequence_length
+    parts = [part for part in range(1, recipe.world_size + 1) if recipe.world_size % part == 0]
     sizes = {
-        "training.global_batch_size": (work.global_batch_size, batches),
+        "training.global_batch_size": (batch, {_round(batch, part) for part in parts}),
         "nodes": (nodes, range(1, 2 * nodes + 1)),
-        "training.sequence_length": (work.sequence_length, lengths),
+        "training.sequence_length": (length, {_round(length, 1 << power) for power in range(12)}),
     }
     for key, (now, values) in sizes.items():
         nearest = sorted((v for v in values if v != now), key=lambda v: (abs(np.log2(v / now)), v))
-        for value in _splittable(setting, nearest) if key == "nodes" else nearest:
-            if any_legal(setting.with_recipe(_resized(recipe, key, value))):
-                yield key, value, now
-                break
+        able = _splittable(setting, nearest) if key == "nodes" else nearest
+        legal = (v for v in able if any_legal(setting.with_recipe(resized(recipe, key, v).recipe)))
+        for value in islice(legal, 1):
+            yield f"{key}: {value} (from {now})"
 
 
 def _splittable(setting: Setting, nodes: Sequence[int]) -> Iterator[int]:
@@ -236,17 +310,6 @@ def _splittable(setting: Setting, nodes: Sequence[int]) -> Iterator[int]:
 def _round(size: int, part: int) -> int:
     """Return the multiple of `part` nearest to `size`."""
     return max(part * round(size / part), part)
-
-
-def _parts(whole: int) -> list[int]:
-    return [part for part in range(1, whole + 1) if whole % part == 0]
-
-
-def _resized(recipe: Recipe, key: str, value: int) -> Recipe:
-    if key == "nodes":
-        return replace(recipe, nodes=value)
-    size: dict[str, Any] = {key.partition(".")[2]: value}
-    return replace(recipe, training=replace(recipe.training, **size))
 
 
 def _values(pin: object) -> list[object]:

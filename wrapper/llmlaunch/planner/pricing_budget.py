@@ -7,12 +7,15 @@ and no more: its searches run within a budget, and whoever shows the advice says
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
+from typing import TypeVar
 
 from llmlaunch.layout import Layout
 
-__all__ = ["SPLIT_SHARE", "WHOLE_SHARE", "BudgetSpent", "PricingBudget", "count_candidates"]
+__all__ = ["SPLIT_SHARE", "WHOLE_SHARE", "BudgetSpent", "PricingBudget", "count_candidates", "within_budget"]
+
+Item = TypeVar("Item")
 
 
 class BudgetSpent(Exception):
@@ -56,6 +59,15 @@ class PricingBudget:
 
 
 _limiting: ContextVar[PricingBudget | None] = ContextVar("limiting", default=None)
+
+
+def within_budget(candidates: float, items: Iterable[Item]) -> list[Item]:
+    """Return those of `items`, which searches yield, that come before so many candidates are priced."""
+    some: list[Item] = []
+    with contextlib.suppress(BudgetSpent), PricingBudget(candidates).limiting():
+        for item in items:
+            some.append(item)  # those before the budget is spent stay
+    return some
 
 
 def count_candidates(candidates: float) -> None:

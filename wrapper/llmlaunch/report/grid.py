@@ -9,10 +9,10 @@ from math import prod
 import numpy as np
 
 from llmlaunch.columns import NarrowColumn
-from llmlaunch.planner.no_legal_layout import tightest_rule, tightest_size_rule
+from llmlaunch.planner.changes import as_pin
+from llmlaunch.planner.no_legal_layout import tightest_rule
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.points import Points
-from llmlaunch.planner.relaxed_pins import as_pin
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
 
@@ -117,7 +117,7 @@ def _refused(setting: Setting, fields: tuple[str, ...], row: Row, micro_batch_si
     values = dict(zip((*fields, "micro_batch_size"), (*row, micro_batch_size), strict=True))
     pins = {name: pin for name, value in values.items() if (pin := as_pin(name, value)) is not None}
     narrowed = setting.with_recipe(replace(setting.recipe, pins={**setting.recipe.pins, **pins}))
-    rule = tightest_size_rule(narrowed).rule or tightest_rule(narrowed).rule
+    rule = tightest_rule(narrowed).rule
     if rule is None:
         return Cell(refused=("devices", "the pins leave no split of the devices"))
     return Cell(refused=(rule.key, rule.sentence))
