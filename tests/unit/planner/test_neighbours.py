@@ -109,6 +109,16 @@ def test_sequence_parallelism_goes_with_tensor_parallelism_instead_of_refusing_t
     assert alone.verdict.legal
 
 
+def test_a_refused_neighbour_names_the_rule_that_stays_broken_when_all_that_can_has_given_way() -> None:
+    overrides = ("nodes=6", "training.global_batch_size=96", "layout={tensor: 2, pipeline: 4}")
+    _, chosen, near = chosen_and_near("mixtral-8x7b", *overrides)
+    refused = next(neighbour for neighbour in near if neighbour.name == "pipeline" and neighbour.after == 8)
+    assert chosen.layout.virtual_pipeline > 4  # 32 layers are no whole number of so many chunks on 8 ranks
+    assert refused.along == {"virtual_pipeline": 4}
+    assert refused.verdict.refusal is not None
+    assert refused.verdict.refusal.key == "expert-world"
+
+
 def test_a_neighbour_beyond_the_limit_says_by_how_much_on_which_rank_and_of_what() -> None:
     setting, _, near = chosen_and_near("llama3-70b", "layout={recompute: none, tensor: 4, pipeline: 4}")
     over = next(neighbour for neighbour in near if neighbour.name == "micro_batch_size" and neighbour.verdict.refusal)

@@ -201,6 +201,11 @@ def test_what_no_number_of_nodes_could_split_is_said_with_its_reason(overrides: 
     assert reason in str(refused.value)
 
 
+def test_of_rules_that_refuse_on_any_number_of_nodes_the_one_that_no_other_size_satisfies_is_named() -> None:
+    with pytest.raises(UserError, match=r"up to 2 .* on 1, no layout is legal: .*\[offload-optimizer-distributed\]"):
+        sized("llama3-70b", "nodes=auto", "budget.max_nodes=2", "layout={offload_optimizer: 1.0, zero_stage: 0}")
+
+
 def test_the_advice_for_too_few_nodes_is_the_smallest_number_that_fits() -> None:
     setting = gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1")
     assert make_plan(setting).changes == {"nodes": smallest_cluster(setting, 2, 100).nodes}

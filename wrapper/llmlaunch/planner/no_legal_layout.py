@@ -139,6 +139,9 @@ def _failures(setting: Setting, rules: Sequence[Rule]) -> Iterator[tuple[LayoutC
     asked = [rule for rule in rules if rule.of_techniques]
     for splits, space in _offers(setting):
         failed = rules_failed(setting.recipe, splits, rules)
+        if not asked:
+            yield splits, 1, failed
+            continue
         for times, failed[of_techniques] in technique_failures(setting.recipe, space, splits, asked):
             yield splits, times, failed
 
@@ -165,18 +168,21 @@ def locked_is_illegal(setting: Setting) -> UserError:
     )
 
 
-def tightest_rule(setting: Setting, among: Collection[str] | None = None) -> TightestRule:
-    """Return the tightest rule of a setting without a legal layout, or of those with a key `among` some."""
-    rules = setting.backend.rules(setting.recipe)
-    alone, refusing, searched = np.zeros(len(rules)), np.zeros(len(rules)), 0
+def tightest_rule(setting: Setting, among: Collection[str] | None = None, sizes_alone: bool = False) -> TightestRule:
+    """Return the tightest rule of a setting without a legal layout, or of those with a key `among` some. Of the rules
+    that look at `sizes_alone` there is none where some split passes them all."""
+    rules = [rule for rule in setting.backend.rules(setting.recipe) if not (sizes_alone and rule.of_techniques)]
+    alone, refusing, searched, passed = np.zeros(len(rules)), np.zeros(len(rules)), 0, False
     for _, times, failed in _failures(setting, rules):
-        alone += times * np.count_nonzero(failed[:, np.equal(failed.sum(axis=0, dtype=np.int16), 1)], axis=1)
+        reasons = failed.sum(axis=0, dtype=np.int16)
+        alone += times * np.count_nonzero(failed[:, np.equal(reasons, 1)], axis=1)
         refusing += times * np.count_nonzero(failed, axis=1)
         searched += times * failed.shape[1]
+        passed |= not reasons.all()
     if among is not None:
         named = np.array([rule.key in among for rule in rules])
         alone, refusing = np.where(named, alone, 0), np.where(named, refusing, 0)
-    if not refusing.any():
+    if not refusing.any() or (sizes_alone and passed):
         return TightestRule(None, 0, searched)
     index = int(np.argmax(alone if alone.any() else refusing))
     return TightestRule(rules[index], int(alone[index]), searched)

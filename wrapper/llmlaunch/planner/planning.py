@@ -50,6 +50,7 @@ from llmlaunch.planner.sizing import (
     most_exceeded,
     most_nodes,
     smallest_cluster,
+    splittable,
     sufficient_budget,
 )
 from llmlaunch.planner.what_if import swap_note, what_ifs_of, with_solved_share
@@ -244,7 +245,7 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
     recipe, sizing = setting.recipe, None
     if recipe.nodes == AUTO_NODES:
         sizing = smallest_cluster(setting, 1, most_nodes(recipe))
-        sized = replace(recipe, nodes=sizing.nodes or _nearest(recipe, sizing).nodes)
+        sized = replace(recipe, nodes=sizing.nodes or _nearest(setting, sizing).nodes)
         setting = setting.with_recipe(replace(sized, digest=recipe_digest(sized)))  # as if that number were written
     setting, plan, legal = _searched_plan(setting)
     expected = expected_end(setting.recipe, plan.chosen, setting.lessons, ran_before=plan.time.measured is not None)
@@ -256,18 +257,24 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
     return setting, replace(plan, beyond_budget=_beyond_budget(setting, plan))
 
 
-def _nearest(recipe: Recipe, sizing: Sizing) -> NodeTrial:
+def _nearest(setting: Setting, sizing: Sizing) -> NodeTrial:
     """Return the best of counts that all fail: the safe one that exceeds the budget least, else the one whose memory
     is nearest to fitting."""
+    recipe = setting.recipe
     safe = [(trial, trial.length) for trial in sizing.tried if trial.length is not None]
     if safe:
         return min(safe, key=lambda pair: max(budget_shares(recipe.budget, pair[1]).values(), default=0.0))[0]
     legal = [trial for trial in sizing.tried if trial.device_bytes is not None]
     if not legal:
+        from llmlaunch.planner.no_legal_layout import tightest_rule
+
         first, last = sizing.tried[0], sizing.tried[-1]
+        can_split = splittable(setting, np.array([first.nodes]))[0]
+        rule = tightest_rule(setting.with_recipe(replace(recipe, nodes=first.nodes))).rule if can_split else None
+        why = first.reason if rule is None else f"no layout is legal: {rule.sentence} [{rule.key}]"
         raise UserError(
             f"{recipe.path}: nodes: auto: no number of nodes up to {last.nodes} has a legal layout; "
-            f"on {first.nodes}, {first.reason}; change the batch or the pins accordingly"
+            f"on {first.nodes}, {why}; change the batch or the pins accordingly"
         )
     return min(legal, key=lambda trial: trial.device_bytes or 0)
 
@@ -298,7 +305,7 @@ def _sufficient(setting: Setting, plan: Plan) -> str:
     more = smallest_cluster(setting, most + 1, DEFAULT_MOST_NODES)
     if more.nodes is not None:
         return f"More would: budget.max_nodes: {more.nodes} ({_last_length_text(more)})."
-    nearest = _nearest(recipe, Sizing(within.tried + more.tried))
+    nearest = _nearest(setting, Sizing(within.tried + more.tried))
     length = nearest.length or plan.length
     return (
         f"No number of nodes up to {max(most, DEFAULT_MOST_NODES)} does; nodes: {nearest.nodes} would with "
