@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.planner import hints, smallest_change
+from llmlaunch.planner import hints, neighbours, no_legal_layout, smallest_change
+from llmlaunch.planner.no_legal_layout import no_layout
+from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget, count_candidates
 from llmlaunch.planner.search import search
@@ -81,12 +83,20 @@ def test_a_change_found_within_the_budget_is_the_smallest() -> None:
     assert "Smallest change that is safe: " in (plan.advice or "")
 
 
-def test_hints_end_at_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hints_neighbours_and_legal_sizes_end_at_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = gallery_setting("llama3-8b", "layout={tensor: 8, recompute: full}")
     plan = make_plan(setting)
+    planned = setting.with_recipe(as_planned(setting.recipe, plan.chosen))
+    illegal = gallery_setting("quickstart", "training.global_batch_size=7")
     assert hints.faster_choices(setting, plan)
+    assert neighbours.neighbours(planned, plan.layout)
+    assert "Legal would be" in str(no_layout(illegal))
     monkeypatch.setattr(hints, "HINT_CANDIDATES", 10)
+    monkeypatch.setattr(neighbours, "NEIGHBOUR_CANDIDATES", 1)
+    monkeypatch.setattr(no_legal_layout, "REMEDY_CANDIDATES", 0.01)
     assert hints.faster_choices(setting, plan) == []
+    assert neighbours.neighbours(planned, plan.layout) == []
+    assert "Legal would be" not in str(no_layout(illegal))
 
 
 def test_every_long_part_reports_how_far_it_is() -> None:

@@ -20,7 +20,7 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import offered_values
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.smallest_change import Advice, smallest_change
+from llmlaunch.planner.smallest_change import Advice, find_advice
 from support.plans import gallery_setting, plan_of, setting_for
 
 SMALL = ("cluster=a100-40gb-x8", "nodes=1", "training.global_batch_size=32")
@@ -59,7 +59,7 @@ def test_the_named_change_of_pins_is_safe_when_it_is_applied_and_none_smaller_is
     except UserError:
         assume(False)  # what no layout could pass is refused before anything is searched
     assume(not np.any(search(here).safe))
-    change = smallest_change(here)
+    change = find_advice(here).change
     assert change is not None
     assume(all(key.startswith("layout.") for key in change.settings))
     plan = plan_of("llama3-8b", *overrides, *overrides_of(dict(change.settings)))
@@ -107,14 +107,14 @@ def as_written(name: str, value: int) -> Any:
 def test_of_several_single_changes_the_least_far_is_named_with_the_pin_as_it_was(tensor: str) -> None:
     # micro-batch 1 would do as well, five doublings away
     pins = f"tensor: {tensor}, pipeline: 4, context: 1, micro_batch_size: 32, recompute: full"
-    change = smallest_change(gallery_setting("llama3-70b", f"layout={{{pins}}}", "memory.limit=0.8"))
+    change = find_advice(gallery_setting("llama3-70b", f"layout={{{pins}}}", "memory.limit=0.8")).change
     assert change is not None
     assert change.sentence() == f"set layout.tensor: 8 (from {tensor})"
 
 
 def test_a_pin_is_named_as_the_recipe_writes_it() -> None:
     overrides = "layout={recompute: none, tensor: 4, pipeline: 4, distributed_optimizer: false, preference: off}"
-    change = smallest_change(gallery_setting("llama3-70b", overrides))
+    change = find_advice(gallery_setting("llama3-70b", overrides)).change
     assert change is not None
     assert change.sentence() == "set layout.distributed_optimizer: true (from false)"
     assert plan_of("llama3-70b", overrides, *overrides_of(dict(change.settings))).safe
@@ -123,7 +123,7 @@ def test_a_pin_is_named_as_the_recipe_writes_it() -> None:
 def test_what_belonged_to_the_pinned_recompute_goes_with_it() -> None:
     pins = "tensor: 4, pipeline: 1, data: 2, recompute: selective, recompute_modules: [core_attn], zero_stage: 1"
     here = gallery_setting("llama3-8b", *SMALL, f"layout={{{pins}, micro_batch_size: 8}}")
-    change = smallest_change(here)
+    change = find_advice(here).change
     assert change is not None
     if "layout.recompute" in change.settings:
         assert change.settings["layout.recompute_modules"] is None
@@ -137,7 +137,7 @@ def test_where_no_layout_change_does_the_search_gets_its_techniques_back_and_the
     overrides = (*narrow, "layout.techniques=asked")
     here = gallery_setting("llama2-7b-deepspeed", *overrides)
     assert not np.any(search(here).safe)
-    change = smallest_change(here)
+    change = find_advice(here).change
     assert change is not None
     assert change.sentence() == "remove layout.techniques"
     plan = make_plan(setting_for(change.recipe))
@@ -147,7 +147,7 @@ def test_where_no_layout_change_does_the_search_gets_its_techniques_back_and_the
 
 def test_a_word_of_the_recipe_that_stands_in_the_way_is_set_to_what_would_be_chosen() -> None:
     overrides = ("nodes=1", "layout={offload_optimizer: 0.0}")
-    change = smallest_change(gallery_setting("llama3-70b", *overrides))
+    change = find_advice(gallery_setting("llama3-70b", *overrides)).change
     assert change is not None
     assert change.sentence() == "set layout.offload_optimizer: 1.0 (from 0.0)"
     assert plan_of("llama3-70b", *overrides, *overrides_of(dict(change.settings))).layout == change.layout
@@ -155,7 +155,7 @@ def test_a_word_of_the_recipe_that_stands_in_the_way_is_set_to_what_would_be_cho
 
 def test_more_nodes_come_after_the_techniques_and_keep_the_pins_that_can_stay() -> None:
     overrides = ("model=llama3-405b", "nodes=2", "layout={micro_batch_size: 1}", "training.sequence_length=8192")
-    change = smallest_change(gallery_setting("llama3-70b", *overrides))
+    change = find_advice(gallery_setting("llama3-70b", *overrides)).change
     assert change is not None
     assert list(change.settings) == ["nodes"]
     assert plan_of("llama3-70b", *overrides, *overrides_of(dict(change.settings))).safe
@@ -177,7 +177,7 @@ def test_where_nothing_helps_the_advice_says_what_was_tried() -> None:
 def test_stages_named_unevenly_are_made_even_before_several_pins_change() -> None:
     pins = "tensor: 4, pipeline: 2, context: 1, data: 64, micro_batch_size: 1, recompute: full, zero_stage: 1"
     here = gallery_setting("llama3-70b", f"layout={{layers_by_stage: [79, 1], {pins}, offload_optimizer: 0.0}}")
-    change = smallest_change(here)
+    change = find_advice(here).change
     assert change is not None
     assert change.sentence() == "remove layout.layers_by_stage"
     assert make_plan(setting_for(change.recipe)).safe

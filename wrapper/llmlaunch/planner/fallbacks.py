@@ -74,9 +74,9 @@ def _next_plans(setting: Setting, first: Plan) -> Iterator[tuple[Plan, str | Non
 
 def _with_other_pins(setting: Setting) -> Iterator[tuple[Plan, str]]:
     """Yield the plan of the smallest change that is safe, where it changes nothing but the layout."""
-    from llmlaunch.planner.smallest_change import smallest_change  # few jobs need it
+    from llmlaunch.planner.smallest_change import find_advice  # few jobs need it
 
-    change = smallest_change(setting)
+    change = find_advice(setting).change
     if change is None or not all(key.startswith("layout.") for key in change.settings):
         return
     changed = setting.with_recipe(change.recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, islice
 
 import numpy as np
@@ -32,21 +32,10 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import place_of, written_document, written_pin
 from llmlaunch.rundir.values import counted, to_type
 
-__all__ = ["LegalValues", "TightestRule", "legal_values", "locked_is_illegal", "no_layout", "tightest_rule"]
+__all__ = ["LegalValues", "legal_values", "locked_is_illegal", "no_layout", "tightest_rule"]
 
 AT_ONCE = 256  # numbers of nodes looked at together
 REMEDY_CANDIDATES = 200_000  # of what is looked at for one kind of remedy (`pricing_budget`)
-
-
-@dataclass(frozen=True)
-class TightestRule:
-    """The rule that stands in the way most: the one without which the most of `searched` layouts would be legal
-    (`alone` of them fail it and no other), else the one that refuses the most. `rule` is None where the devices cannot
-    be split."""
-
-    rule: Rule | None
-    alone: int
-    searched: int
 
 
 @frozen
@@ -153,14 +142,14 @@ def no_layout(setting: Setting) -> UserError:
     pins = values.conflict()
     if not pins:
         return UserError(_nothing_legal(setting))
-    why = _broken_rule(setting, setting.with_recipe(relax_pins(setting, pins)))
+    rule, _ = _broken_rule(setting, setting.with_recipe(relax_pins(setting, pins)))
     clash = _contradiction(setting.recipe, pins, within_budget(REMEDY_CANDIDATES, _clashing_techniques(setting, pins)))
-    return UserError(f"{clash}: {_because(setting, why)}. {_remedies(setting, values, pins)}")
+    return UserError(f"{clash}: {_because(setting, rule)}. {_remedies(setting, values, pins)}")
 
 
 def locked_is_illegal(setting: Setting) -> UserError:
     """Return the error for a recipe whose locked plan a rule refuses."""
-    recipe, rule = setting.recipe, tightest_rule(setting).rule
+    recipe, (rule, _) = setting.recipe, tightest_rule(setting)
     reason = "the devices cannot be split so" if rule is None else f"{rule.sentence} ({rule.where})"
     return UserError(
         f"{recipe.locked_by}: the plan it keeps is not legal for this recipe: {reason}. To plan anew and keep that: "
@@ -168,9 +157,13 @@ def locked_is_illegal(setting: Setting) -> UserError:
     )
 
 
-def tightest_rule(setting: Setting, among: Collection[str] | None = None, sizes_alone: bool = False) -> TightestRule:
-    """Return the tightest rule of a setting without a legal layout, or of those with a key `among` some. Of the rules
-    that look at `sizes_alone` there is none where some split passes them all."""
+def tightest_rule(
+    setting: Setting, among: Collection[str] | None = None, sizes_alone: bool = False
+) -> tuple[Rule | None, int]:
+    """Return the rule that stands in the way most where no layout is legal, and how many were looked at: the rule
+    without which the most of them would be legal, else the one that refuses the most, of those with a key `among` some.
+    There is none where the devices cannot be split; and none of the rules that look at `sizes_alone` where some split
+    passes them all."""
     rules = [rule for rule in setting.backend.rules(setting.recipe) if not (sizes_alone and rule.of_techniques)]
     alone, refusing, searched, passed = np.zeros(len(rules)), np.zeros(len(rules)), 0, False
     for _, times, failed in _failures(setting, rules):
@@ -183,12 +176,11 @@ def tightest_rule(setting: Setting, among: Collection[str] | None = None, sizes_
         named = np.array([rule.key in among for rule in rules])
         alone, refusing = np.where(named, alone, 0), np.where(named, refusing, 0)
     if not refusing.any() or (sizes_alone and passed):
-        return TightestRule(None, 0, searched)
-    index = int(np.argmax(alone if alone.any() else refusing))
-    return TightestRule(rules[index], int(alone[index]), searched)
+        return None, searched
+    return rules[int(np.argmax(alone if alone.any() else refusing))], searched
 
 
-def _broken_rule(setting: Setting, relaxed: Setting) -> TightestRule:
+def _broken_rule(setting: Setting, relaxed: Setting) -> tuple[Rule | None, int]:
     """Return the tightest rule of the `relaxed` setting, which keeps the pins that clash and no others, among the rules
     that every layout of `setting` breaks; among those that some break where no rule refuses them all. A rule that holds
     for what the person wrote is no reason."""
@@ -198,18 +190,18 @@ def _broken_rule(setting: Setting, relaxed: Setting) -> TightestRule:
         always &= failed.all(axis=1)
         sometimes |= failed.any(axis=1)
     if not sometimes.any():
-        return TightestRule(None, 0, 0)
+        return None, 0
     broken = always if always.any() else sometimes
     return tightest_rule(relaxed, {rule.key for rule, is_broken in zip(rules, broken, strict=True) if is_broken})
 
 
-def _because(setting: Setting, why: TightestRule) -> str:
+def _because(setting: Setting, rule: Rule | None) -> str:
     """Return the rule that is broken, with the numbers of the person's own layout that break it."""
-    if why.rule is None:
+    if rule is None:
         recipe = setting.recipe
         return f"they leave no split of {counted(recipe.world_size, 'device')} ({counted(recipe.nodes, 'node')} x " \
                f"{recipe.cluster.devices_per_node})"  # fmt: skip
-    return f"{why.rule.sentence}{_figures(setting, why.rule)} [{why.rule.key}; {why.rule.where}]"
+    return f"{rule.sentence}{_figures(setting, rule)} [{rule.key}; {rule.where}]"
 
 
 def _figures(setting: Setting, rule: Rule) -> str:
@@ -280,12 +272,12 @@ def _remedies(setting: Setting, values: LegalValues, names: Sequence[str]) -> st
 def _nothing_legal(setting: Setting) -> str:
     """Return the message where no pin is to blame: which batch, number of nodes or sequence length would do."""
     recipe = setting.recipe
-    why = _broken_rule(setting, setting.with_recipe(relax_pins(setting)))
+    rule, searched = _broken_rule(setting, setting.with_recipe(relax_pins(setting)))
     sizes = within_budget(REMEDY_CANDIDATES, _legal_sizes(setting))
     legal = f"Legal would be {', or '.join(sizes)}"
     remedy = legal if sizes else "Change the model, the batch or the nodes accordingly"
     place = place_of(recipe, ("layout",))
-    return f"{place}: layout: none of {why.searched:,} layouts is legal: {_because(setting, why)}. {remedy}"
+    return f"{place}: layout: none of {searched:,} layouts is legal: {_because(setting, rule)}. {remedy}"
 
 
 def _legal_sizes(setting: Setting) -> Iterator[str]:

@@ -270,7 +270,7 @@ def _nearest(setting: Setting, sizing: Sizing) -> NodeTrial:
 
         first, last = sizing.tried[0], sizing.tried[-1]
         can_split = splittable(setting, np.array([first.nodes]))[0]
-        rule = tightest_rule(setting.with_recipe(replace(recipe, nodes=first.nodes))).rule if can_split else None
+        rule = tightest_rule(setting.with_recipe(replace(recipe, nodes=first.nodes)))[0] if can_split else None
         why = first.reason if rule is None else f"no layout is legal: {rule.sentence} [{rule.key}]"
         raise UserError(
             f"{recipe.path}: nodes: auto: no number of nodes up to {last.nodes} has a legal layout; "

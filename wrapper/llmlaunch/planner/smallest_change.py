@@ -32,7 +32,7 @@ from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
 from llmlaunch.progress import counting
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 
-__all__ = ["Advice", "find_advice", "smallest_change"]
+__all__ = ["Advice", "find_advice"]
 
 SHORTER = (2, 4, 8, 16, 32)
 LEAP = 4
@@ -61,11 +61,6 @@ class Advice:
             f"Neither other pins, nor a technique added, nor more nodes, up to {DEFAULT_MOST_NODES}, nor a "
             f"{SHORTER[-1]} times shorter sequence would be safe."
         )
-
-
-def smallest_change(setting: Setting) -> Change | None:
-    """Return the change that `find_advice` finds."""
-    return find_advice(setting).change
 
 
 def find_advice(setting: Setting) -> Advice:

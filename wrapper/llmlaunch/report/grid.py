@@ -117,7 +117,7 @@ def _refused(setting: Setting, fields: tuple[str, ...], row: Row, micro_batch_si
     values = dict(zip((*fields, "micro_batch_size"), (*row, micro_batch_size), strict=True))
     pins = {name: pin for name, value in values.items() if (pin := as_pin(name, value)) is not None}
     narrowed = setting.with_recipe(replace(setting.recipe, pins={**setting.recipe.pins, **pins}))
-    rule = tightest_rule(narrowed, sizes_alone=True).rule or tightest_rule(narrowed).rule
+    rule = tightest_rule(narrowed, sizes_alone=True)[0] or tightest_rule(narrowed)[0]
     if rule is None:
         return Cell(refused=("devices", "the pins leave no split of the devices"))
     return Cell(refused=(rule.key, rule.sentence))
