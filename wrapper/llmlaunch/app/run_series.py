@@ -13,7 +13,8 @@ from typing import Any
 
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
-from llmlaunch.rundir.files import bounded_lines, open_regular, parse_json
+from llmlaunch.rundir.files import bounded_lines, parse_json
+from llmlaunch.rundir.regular_files import open_regular
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.rundir.values import byte_count, objects_in, time_or_none
 from llmlaunch.watch.run_reader import run_facts

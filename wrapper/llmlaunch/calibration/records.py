@@ -13,8 +13,8 @@ from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
-from llmlaunch.rundir.files import read_bytes
 from llmlaunch.rundir.foreign_values import MOST_WHOLE, is_deeper_than, number_in
+from llmlaunch.rundir.regular_files import read_bytes
 from llmlaunch.rundir.values import shortened, to_type
 
 __all__ = [

@@ -17,8 +17,9 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..rundir import file_names
-from ..rundir.files import parse_json, read_bytes
+from ..rundir.files import parse_json
 from ..rundir.plain_pickle import load_plain
+from ..rundir.regular_files import read_bytes
 from ..rundir.values import byte_count, objects_in
 
 if TYPE_CHECKING:

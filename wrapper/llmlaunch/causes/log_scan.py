@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..rundir.files import open_regular
 from ..rundir.foreign_values import byte_size_in, whole_number_in
+from ..rundir.regular_files import open_regular
 from .kinds import RERUN, SILENT_CORRUPTION
 from .patterns import (
     ACTIVITIES,

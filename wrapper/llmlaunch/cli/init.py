@@ -156,7 +156,7 @@ def _beside(target: Path, name: str, schema: str) -> str:
     """Write the JSON Schema that the first line of `target` names beside it, and return the end of a sentence on it.
     One that is there is left as it is."""
     from llmlaunch.recipe.key_reference import published_schema
-    from llmlaunch.rundir.files import read_bytes
+    from llmlaunch.rundir.regular_files import read_bytes
 
     path = target.parent / name
     text = published_schema(schema).encode()

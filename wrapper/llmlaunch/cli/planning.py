@@ -16,7 +16,7 @@ from llmlaunch.app.planned_run import PlannedRun, lock_path, plan
 from llmlaunch.cli.output import notify
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
-from llmlaunch.rundir.files import open_regular
+from llmlaunch.rundir.regular_files import open_regular
 from llmlaunch.rundir.values import printable, to_type
 from llmlaunch.verdicts import TIGHT
 

@@ -47,7 +47,8 @@ def schema_command(name: str, output: Path | None) -> int:
 
 def _replace(path: Path, text: str) -> None:
     from llmlaunch.documents.writing import write_whole
-    from llmlaunch.rundir.files import object_of, read_bytes
+    from llmlaunch.rundir.files import object_of
+    from llmlaunch.rundir.regular_files import read_bytes
 
     try:
         older = object_of(read_bytes(path, follow=True))

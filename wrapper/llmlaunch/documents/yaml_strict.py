@@ -23,7 +23,7 @@ from typing import Any, TextIO
 import yaml
 
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.files import open_regular
+from llmlaunch.rundir.regular_files import open_regular
 from llmlaunch.rundir.values import shortened
 
 __all__ = [

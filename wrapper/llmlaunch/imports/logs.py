@@ -28,7 +28,8 @@ from llmlaunch.imports.logs_wandb import (
     read_history,
     read_summary,
 )
-from llmlaunch.rundir.files import MOST_APPENDED_BYTES, bounded_lines, open_regular, parse_json, read_bytes
+from llmlaunch.rundir.files import MOST_APPENDED_BYTES, bounded_lines, parse_json
+from llmlaunch.rundir.regular_files import open_regular, read_bytes
 
 HEAD_BYTES = 64 * 2**10
 WANDB_CONFIG = "config.yaml"  # W&B writes it into the folder of its summary

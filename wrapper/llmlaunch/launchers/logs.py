@@ -12,8 +12,9 @@ from llmlaunch.launchers.base import Submission
 from llmlaunch.launchers.run_files import attempt_names, node_count
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
-from llmlaunch.rundir.files import LogTail, open_regular
+from llmlaunch.rundir.files import LogTail
 from llmlaunch.rundir.foreign_values import is_whole_number
+from llmlaunch.rundir.regular_files import open_regular
 from llmlaunch.rundir.run import attempt_order
 
 JOB = "job"

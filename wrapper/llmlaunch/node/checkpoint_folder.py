@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..rundir.files import open_regular, replace_bytes
+from ..rundir.files import replace_bytes
+from ..rundir.regular_files import open_regular
 
 if TYPE_CHECKING:
     from .files import Record

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import create, parse_json, read_bytes, replace_bytes, replace_json
+from ..rundir.files import create, parse_json, replace_bytes, replace_json
+from ..rundir.regular_files import read_bytes
 from ..rundir.step_lines import StepLines
 from ..rundir.trainer_lines import ANY_SCRIPT, SLOW
 from ..rundir.values import byte_count, host_names

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
-from ..rundir.files import open_regular
 from ..rundir.rank_records import rank_records
+from ..rundir.regular_files import open_regular
 from ..rundir.stack_files import HEADING, MOST_BYTES_OF_A_NODE, ranks_stacks
 from .files import open_to_append, say
 from .process_tree import listeners

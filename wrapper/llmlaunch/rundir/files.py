@@ -1,8 +1,8 @@
-"""Reads files that anybody may have put into a run directory: regular files alone, within bounds, without waiting.
-Writes small files whole or not at all: a reader sees the old file or the new one, never half of it.
+"""Reads what anybody may have put into a run directory, as `regular_files.py` opens it. Writes small files whole or not
+at all: a reader sees the old file or the new one, never half of it.
 
-Opening a FIFO waits for a writer, and /dev/zero has no end; a text of 200,000 brackets exhausts Python's stack, and
-1e400 becomes an infinity that no integer can hold. Everything that reads a run directory reads it with this module.
+A text of 200,000 brackets exhausts Python's stack, and 1e400 becomes an infinity that no integer can hold. Everything
+that reads a run directory reads it with this module.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import json
 import math
 import os
 import re
-import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import file_names
+from .regular_files import MOST_BYTES, open_regular, read_bytes
 from .values import is_run_id
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from re import Pattern
     from typing import BinaryIO
-
-
-MOST_BYTES = 32 * 2**20
-"""Limit for a file read whole. status.json is the largest: some 600 bytes for each rank, 10 MiB for 16,000 of them."""
 
 MOST_LINE_BYTES = 4 * 2**20
 """Limit for one line that a program wrote. A monitor's line has some 3 KiB for eight GPUs."""
@@ -41,40 +37,6 @@ _MOST_DEPTH = 32
 
 _INT64 = 2**63
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
-
-def open_regular(path: Path, follow: bool = False) -> BinaryIO:
-    """Open a regular file for reading bytes. A symbolic link is refused unless `follow`.
-
-    Raises:
-        OSError: the file is missing, unreadable, a link, or anything but a regular file.
-    """
-    # O_NONBLOCK: opening a FIFO returns at once. O_NOCTTY: a terminal does not become this process's own.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    try:
-        descriptor = os.open(path, flags)
-    except ValueError as error:  # a NUL byte or a lone surrogate in the path
-        raise OSError(errno.EINVAL, str(error), str(path)) from None
-    try:
-        kind = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(kind):
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(kind):
-            raise OSError(errno.EINVAL, "Not a regular file", str(path))
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def read_bytes(path: Path, most_bytes: int = MOST_BYTES, follow: bool = False) -> bytes:
-    """The content of a regular file. Raises OSError as `open_regular` does, and for more than `most_bytes`."""
-    with open_regular(path, follow) as file:
-        if os.fstat(file.fileno()).st_size <= most_bytes:
-            content = file.read(most_bytes + 1) or b""  # it may have grown since
-            if len(content) <= most_bytes:
-                return content
-    raise OSError(errno.EFBIG, "Larger than the %g MiB allowed here" % (most_bytes / 2**20), str(path))
 
 
 def read_tail(path: Path, most_bytes: int, follow: bool = False) -> bytes:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from . import file_names
 from .attempt import Attempt
-from .files import MOST_APPENDED_BYTES, LogTail, bounded_lines, open_regular
+from .files import MOST_APPENDED_BYTES, LogTail, bounded_lines
 from .monitor_samples import add_lines
 from .peak_account import MemoryEvidence, node_summary, rank_summaries
 from .probe_files import largest_peaks, read_probe_file
 from .rank_records import RankFile, latest_by_rank, read_rank_file, with_copies
+from .regular_files import open_regular
 from .summary import RECORDS, AttemptSummary, counted_files, file_states, whole_summary
 from .values import byte_count, number
 

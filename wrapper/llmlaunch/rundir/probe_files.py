@@ -11,7 +11,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .files import MOST_APPENDED_BYTES, bounded_lines, open_regular, parse_json, read_bytes
+from .files import MOST_APPENDED_BYTES, bounded_lines, parse_json
+from .regular_files import open_regular, read_bytes
 from .values import byte_count, bytes_within, text_or_none, time_or_none
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import read_bytes
+from .regular_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import file_names
-from .files import MOST_BYTES, open_regular, read_object
+from .files import read_object
+from .regular_files import MOST_BYTES, open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

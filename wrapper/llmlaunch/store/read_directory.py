@@ -15,8 +15,9 @@ from llmlaunch.causes.cause import sentence
 from llmlaunch.errors import UserError
 from llmlaunch.rehearsal.records import collected_rehearsal, is_rehearsal
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.files import read_bytes, read_object, read_run_id
+from llmlaunch.rundir.files import read_object, read_run_id
 from llmlaunch.rundir.memory_files import summarize
+from llmlaunch.rundir.regular_files import read_bytes
 from llmlaunch.rundir.run import RunDirectoryError, RunFiles, read_run
 from llmlaunch.rundir.summary import AttemptSummary
 from llmlaunch.rundir.values import counted

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.files import read_bytes
+from llmlaunch.rundir.regular_files import read_bytes
 
 __all__ = [
     "BadLine",

@@ -24,7 +24,8 @@ from llmlaunch.launchers.run_environment import VariableFilter
 from llmlaunch.launchers.run_files import is_foreign
 from llmlaunch.launchers.ssh.connection import ENDLESS, Connection, is_ssh_host, no_ssh, text_of
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.files import read_bytes, read_object, replace_json
+from llmlaunch.rundir.files import read_object, replace_json
+from llmlaunch.rundir.regular_files import read_bytes
 from llmlaunch.rundir.values import is_run_id, to_type
 
 _SEND_SECONDS = 1800.0
