@@ -12,7 +12,7 @@ import pytest
 from layer_tensors import layer_tensors
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
-from llmlaunch.effects.loss import earlier_tiles
+from llmlaunch.effects.loss_kernels import earlier_tiles
 from llmlaunch.facts import NONE, Gathering, MemoryFacts
 from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shapes import LLAMA2_7B, LLAMA3_8B, MEGATRON, MIXTRAL, SHAPES, job_of, layouts, ranks
 
 from llmlaunch.effects.adapters import adapter_parameters
-from llmlaunch.effects.loss import tiled_inputs
+from llmlaunch.effects.loss_kernels import tiled_inputs
 from llmlaunch.effects.trained_layers import trained_counts
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts

@@ -193,7 +193,7 @@ class Loss:
         written=Literal["none", "native", "te", "fused_linear", "tiled"] | None,
         words={"none": None},
         rounding="another kernel adds the exponentials of a row up",
-        effect="loss",
+        effect="loss_kernels",
         source="MsT (Luo et al. 2024), LM head",
         saves="tiled: all logits but one piece's; native saves time alone",
         costs="tiled: one more pass of the head",
