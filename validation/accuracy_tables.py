@@ -7,7 +7,7 @@ python -m validation.accuracy_tables --anchors     prints all errors and verdict
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.report.accuracy_text import ERRORS, SIZE_NAMES, accuracy_json, accuracy_text, error_cells, fitting_table
-from llmlaunch.report.text import markdown_table, percent, signed_percent, table
+from llmlaunch.report.text import percent, signed_percent, table
 from validation.anchors import ANCHORS, anchor_bytes, anchor_summary
 from validation.scoring import scores_of
 
@@ -96,9 +96,9 @@ def accuracy_markdown(answer: Mapping[str, Any]) -> str:
     outcomes = [[*_outcome(name, f), *_anchor_verdicts(f, names)] for name, f in families.items() if _judged(f)]
     return "\n\n".join(
         [
-            markdown_table(["backend", "peak", *SIZE_NAMES.values()], _size_cells(answer["sizes"])),
-            markdown_table([*head, *(f"{title}: MAPE" for title in titles)], peaks),
-            markdown_table([*outcome_head, *(f"{title}: called safe" for title in titles)], outcomes),
+            _markdown_table(["backend", "peak", *SIZE_NAMES.values()], _size_cells(answer["sizes"])),
+            _markdown_table([*head, *(f"{title}: MAPE" for title in titles)], peaks),
+            _markdown_table([*outcome_head, *(f"{title}: called safe" for title in titles)], outcomes),
             "\n".join(_remarks(answer)),
         ]
     )
@@ -176,6 +176,12 @@ def page_with_tables(page: str, answer: Mapping[str, Any]) -> str:
     before, rest = page.split(START)
     _, after = rest.split(END)
     return f"{before}{START}\n{accuracy_markdown(answer)}\n{END}{after}"
+
+
+def _markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return the rows as a table of Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> None:

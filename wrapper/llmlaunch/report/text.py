@@ -97,12 +97,6 @@ def _pieces(widths: Sequence[int], columns: int | None, indent: str) -> list[tup
     return list(zip(begins, [*begins[1:], len(widths)], strict=True))
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return the rows as a table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def print_verdict(text: str, verdict: str) -> None:
     """Write to stdout: the verdict on the first line in its colour, the other lines as they are."""
     headline, _, rest = printable(text).partition("\n")
