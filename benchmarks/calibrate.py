@@ -28,11 +28,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "wrapper")]
 
-from llmlaunch.calibration.cases import Prediction, predict  # noqa: E402
+from llmlaunch.calibration.cases import Prediction  # noqa: E402
 from llmlaunch.store.database import open_store  # noqa: E402
 from llmlaunch.store.location import where  # noqa: E402
 from llmlaunch.store.measurements import put_collected  # noqa: E402
 from support.hidden_bias import GIB, LAYOUTS, MODELS, configuration  # noqa: E402
+from support.measured_runs import predictions  # noqa: E402
 
 RANKS = 64
 PARSE = """
@@ -48,7 +49,7 @@ def configurations(rng: random.Random) -> Iterator[tuple[Record, Prediction]]:
     for length in range(1024, 10**6, 8):
         records = [configuration(model, layout, length) for model in MODELS for layout in LAYOUTS]
         rng.shuffle(records)
-        for record, one in zip(records, predict(records), strict=True):
+        for record, one in zip(records, predictions(records), strict=True):
             if isinstance(one, Prediction) and float((one.reserved + one.outside).max()) <= record["gpu_memory_bytes"]:
                 yield record, one
 

@@ -41,7 +41,7 @@ def seconds(command: list[str]) -> tuple[float, float]:
 
 # one process apart, so that this one imports nothing of it
 CALIBRATED = """
-from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData
+from llmlaunch.calibration.calibrations import MEMORY, Calibration, Errors, TrainingData
 from llmlaunch.calibration.margins import Score
 from llmlaunch.calibration.calibrations import estimator_digest
 from llmlaunch.memory.job import Correction
@@ -50,7 +50,7 @@ from llmlaunch.store.database import open_store
 scores = tuple(Score(0.9 + i / 10000, "device", "dense gated", "0.19.0", i / 1000) for i in range(1000))
 errors, data = Errors(0.0, 0.0, 0.0, 0.0, ()), TrainingData(1000, 8000, 0, "0" * 64, {}, {})
 name = ("megatron", "h100-80gb")
-one = Calibration("an-id", *name, 0.0, "", estimator_digest(), data, Correction(0.01), errors, errors, scores)
+one = Calibration(MEMORY, "an-id", *name, 0.0, "", estimator_digest(), data, Correction(0.01), errors, errors, scores)
 with open_store() as store, store.write() as connection:
     put(connection, one)
     use(connection, *name, one.id, 0.0)

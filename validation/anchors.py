@@ -13,10 +13,10 @@ from typing import Any
 
 from llmlaunch.accuracy.scoring import OUTCOMES, ScoredRecord
 from llmlaunch.accuracy.summary import errors, judged
-from llmlaunch.calibration.completion import with_defaults
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.layout import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import ModelShape
+from validation.completion import with_defaults
 from validation.trainers import PUBLIC_TRAINERS
 
 __all__ = ["ANCHORS", "ReferenceJob", "anchor_bytes", "anchor_summary", "fujii_first_stage", "megatron_theory"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.calibration.completion import (
+from validation.completion import (
     PRECISION,
     ZERO_CONFIG,
     Default,

@@ -56,7 +56,7 @@ def planned(backend: str, layout: str) -> dict[str, Any]:
         "environment": {name: _word(value) for name, value in run.rendered.environment.items()},
         "files": {name: text.decode() for name, text in run.rendered.files.items() if not name.endswith(".py")},
         "predicted_bytes": {kind: getattr(worst, f"{kind}_bytes") for kind in ("allocated", "reserved", "device")},
-        "run": measurement_template(run.recipe, run.plan, run.rendered),
+        "run": measurement_template(run.recipe, run.plan),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData, estimator_digest
+from llmlaunch.calibration.calibrations import MEMORY, Calibration, Errors, TrainingData, estimator_digest
 from llmlaunch.calibration.margins import Score
 from llmlaunch.memory.job import Correction
 
@@ -26,9 +26,10 @@ def calibration(
     accelerator: str = "NVIDIA H100 80GB HBM3",
     number: int = 1,
     estimator: str | None = None,
-) -> Calibration:
+) -> Calibration[Correction]:
     name = f"{backend}-card-20261121T00000{number}Z"
     return Calibration(
+        quantity=MEMORY,
         id=name,
         backend=backend,
         accelerator=accelerator,

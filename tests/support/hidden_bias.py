@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from llmlaunch.calibration.cases import Prediction, predict
+from llmlaunch.calibration.cases import Prediction
+from llmlaunch.layout import Layout
 from llmlaunch.units import GIB
-from support.measured_runs import CARD, template
+from support.measured_runs import CARD, predictions, recorded
+from support.recipes import recipe_of
 
-GPU = "H100"
 # Layers, hidden size, FFN, heads, query groups: sizes of published models.
 MODELS = {
     "one-7b": (32, 4096, 11008, 32, 32),
@@ -45,22 +45,22 @@ def configuration(model: str, layout: tuple[int, int, int], sequence_length: int
     """A record without a peak: 64 devices, Megatron-LM with its distributed optimizer."""
     layers, hidden, ffn, heads, groups = MODELS[model]
     tensor, pipeline, micro = layout
-    record = copy.deepcopy(template())
-    record["model"].update(
-        name=model, num_layers=layers, hidden_size=hidden, ffn_hidden_size=ffn, num_attention_heads=heads,
-        num_query_groups=groups, head_dim=128, vocab_size=128256, padded_vocab_size=128512, gated_mlp=True,
-    )  # fmt: skip
-    record["parallelism"].update(
-        tensor=tensor, pipeline=pipeline, virtual_pipeline=1, context=1, data=64 // (tensor * pipeline),
-        sequence_parallel=True, layers_per_pipeline_rank=None, microbatch_group=None,
-    )  # fmt: skip
-    record["optimizer"].update(zero_stage=1, distributed_optimizer=True)
-    record.update(
-        gpu=GPU, gpu_memory_bytes=CARD, world_size=64, micro_batch_size=micro, sequence_length=sequence_length,
-        global_batch_size=512, num_microbatches=512 * tensor * pipeline // (64 * micro), backend_version="0.19.0",
-        family="llmlaunch", pipeline_rank=None, peak_kind="device", peak_bytes=None,
-    )  # fmt: skip
-    return record
+    recipe = recipe_of("llama3-8b")
+    shape = replace(
+        recipe.model,
+        name=model,
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        head_dim=128,
+    )
+    training = replace(recipe.training, sequence_length=sequence_length, global_batch_size=512)
+    split = Layout(
+        tensor, pipeline, data=64 // (tensor * pipeline), micro_batch_size=micro, sequence_parallel=1, zero_stage=1
+    )
+    return {**recorded(replace(recipe, model=shape, training=training), split), "backend_version": "0.19.0"}
 
 
 @cache
@@ -70,7 +70,7 @@ def space() -> list[tuple[dict[str, Any], Prediction]]:
         configuration(model, layout, length) for model in MODELS for layout in LAYOUTS for length in (2048, 4096, 8192)
     ]
     found = [
-        (record, one) for record, one in zip(records, predict(records), strict=True) if isinstance(one, Prediction)
+        (record, one) for record, one in zip(records, predictions(records), strict=True) if isinstance(one, Prediction)
     ]
     return [(record, one) for record, one in found if (one.reserved + one.outside).max() <= CARD]
 
@@ -80,7 +80,7 @@ def ran(
 ) -> list[dict[str, Any]]:
     """The records that a run leaves: one for each pipeline rank, or one death. `apart`: torch's part is known, too."""
     record, one = chosen
-    name = record["model"]["name"]
+    name = record["recipe"]["model"]["name"]
     # What is the same of all ranks of a run, and what is not.
     common = rng.gauss(0.0, bias.noise)
     made = []
@@ -118,7 +118,7 @@ def runs(
 ) -> list[list[dict[str, Any]]]:
     """`count` runs of different configurations, each the list of its records."""
     rng = random.Random(seed)
-    mine = [one for one in space() if one[0]["model"]["name"] in models]
+    mine = [one for one in space() if one[0]["recipe"]["model"]["name"] in models]
     return [ran(rng, bias, one, number, apart) for number, one in enumerate(rng.sample(mine, count))]
 
 

@@ -1,33 +1,66 @@
-"""Measured runs made up for tests: like one public record, with the peak put at a chosen multiple of the prediction."""
+"""Measured runs made up for tests: records of llmlaunch's own, with the peak put at a chosen multiple of the
+prediction."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from llmlaunch.accuracy.scoring import score
-from llmlaunch.calibration.records import read_records
+from llmlaunch.calibration.cases import Prediction, case_or_reason, predict, recorded_job
+from llmlaunch.cluster.cards import machines
+from llmlaunch.cluster.profile import Cluster
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
 
-DATA = Path(__file__).parents[1] / "data" / "measurements"
 CARD = 80 * 2**30
 
 
 @cache
-def template() -> dict[str, Any]:
-    """A Megatron-LM run without a peak, on a card of 80 GiB."""
-    record = next(r for r in read_records(DATA / "fit.jsonl") if r["family"] == "SimuMax" and not r["model"]["moe"])
-    return {**record, "gpu": "H100", "gpu_memory_bytes": CARD, "peak_kind": "device", "peak_bytes": None}
+def clusters() -> dict[str, Cluster]:
+    return machines()
+
+
+def predictions(records: list[dict[str, Any]]) -> list[Prediction | str]:
+    """What is predicted of each record, or why nothing is."""
+    return predict([case_or_reason(record, clusters()) for record in records])
+
+
+def recorded(recipe: Recipe, layout: Layout) -> dict[str, Any]:
+    """A record of a run of Megatron-LM without a peak, on a card of 80 GiB."""
+    workload = recipe.workload
+    return {
+        "family": "llmlaunch",
+        "peak_kind": "device",
+        "peak_bytes": None,
+        "backend": "megatron-lm",
+        "backend_version": None,
+        "gpu": "H100",
+        "gpu_memory_bytes": CARD,
+        "world_size": layout.world_size,
+        "sequence_length": workload.sequence_length,
+        "micro_batch_size": layout.micro_batch_size,
+        "global_batch_size": workload.global_batch_size,
+        **recorded_job(recipe, layout),
+    }
+
+
+@cache
+def _numbered(number: int) -> dict[str, Any]:
+    recipe = recipe_of("llama3-8b")
+    recipe = replace(recipe, training=replace(recipe.training, sequence_length=1024 + number))
+    return recorded(recipe, Layout(tensor=8, sequence_parallel=1, zero_stage=1))
 
 
 def run(number: int, ratio: float | None, kind: str = "device", **changed: Any) -> dict[str, Any]:
     """Run `number`, a configuration of its own, that peaked at `ratio` times its prediction; None: it died."""
-    record = copy.deepcopy(template())
-    record.update(id=f"run-{number}", sequence_length=1024 + number, peak_kind="oom" if ratio is None else kind)
-    record["parallelism"].update(tensor=8, sequence_parallel=True)
-    record.update(backend_version=None, **changed)
+    record = copy.deepcopy(_numbered(number)) | {"id": f"run-{number}", **changed}
+    record["peak_kind"] = "oom" if ratio is None else kind
     if ratio is not None:
-        record["peak_bytes"] = 1
-        record["peak_bytes"] = round((score(record, {}).predicted_bytes or 0) * ratio)
+        (one,) = predictions([record])
+        assert isinstance(one, Prediction), one
+        by_kind = {"allocated": one.allocated, "reserved": one.reserved}
+        record["peak_bytes"] = round(round(float(by_kind.get(kind, one.reserved + one.outside).max())) * ratio)
     return record

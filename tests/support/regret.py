@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.accuracy.scoring import timed_job
 from llmlaunch.accuracy.summary import measured_step_seconds
-from llmlaunch.calibration.cases import Case, Unsupported, case_of
+from llmlaunch.calibration.cases import Case, Unsupported
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import LayoutColumns
@@ -22,6 +21,7 @@ from llmlaunch.planner.preference import preference_factor
 from llmlaunch.planner.pricing import Points, Rows
 from llmlaunch.timing.step import step_time
 from support.recipes import recipe_of
+from validation.cases import case_of
 
 Group = tuple[str, int, int, int]  # model, tokens of a sequence, sequences of a step, devices
 
@@ -76,16 +76,18 @@ def measured_layouts(records: Iterable[Mapping[str, Any]], clusters: Mapping[str
     found = []
     for record in records:
         try:
-            case = case_of(record)
+            case = case_of(record, clusters)
         except Unsupported:
             continue
-        machine, seconds = timed_job(record, case, clusters), measured_step_seconds(record, case)
-        if machine is None or not (seconds or record["peak_kind"] == "oom"):
+        seconds = measured_step_seconds(record, case)
+        if case.cluster is None or not (seconds or record["peak_kind"] == "oom"):
             continue
         work = case.job.workload
         group = (case.job.shape.name, work.sequence_length, work.global_batch_size, case.layout.world_size)
         needed = estimate(case.job, case.layout, case.num_microbatches).worst.device_bytes
-        found.append(MeasuredLayout(str(record["id"]), group, *machine, case, seconds, needed))
+        found.append(
+            MeasuredLayout(str(record["id"]), group, case.timed_job or case.job, case.cluster, case, seconds, needed)
+        )
     return found
 
 

@@ -100,4 +100,4 @@ def records(one: Planned, *ranks: RehearsedRank, at: float = AT) -> list[dict[st
     """Of ranks that ran all of the planned job, or of all that left out the same."""
     everything = JobAlone(one.recipe, one.plan, one.rendered, [()] * one.plan.layout.pipeline)
     job = alone(one, ranks[0].on) if ranks and ranks[0].omissions else everything
-    return records_of(one.recipe, one.plan, one.rendered, job, ranks, at, COMMAND)
+    return records_of(one.recipe, one.plan, job, ranks, at, COMMAND)

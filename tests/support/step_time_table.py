@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,9 @@ from llmlaunch.accuracy.summary import measured_step_seconds
 from llmlaunch.calibration.records import read_records
 from llmlaunch.calibration.step_time_errors import TABLE, JobKind, job_kind
 from llmlaunch.cluster.cards import machines
-from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.timing.step import step_time
-from validation.scoring import score, timed_job
+from validation.scoring import score
 
 MEASUREMENTS = Path(__file__).resolve().parents[1] / "data" / "measurements"
 FILES = (
@@ -43,17 +42,16 @@ def errors_of_kinds() -> dict[JobKind, list[tuple[str, float]]]:
     for name in FILES:
         for record in read_records(MEASUREMENTS / name):
             if any(record.get(figure) for figure in TIMED):
-                _add(kinds, score(record, clusters), clusters)
+                _add(kinds, score(record, clusters))
     return kinds
 
 
-def _add(kinds: dict[JobKind, list[tuple[str, float]]], scored: ScoredRecord, clusters: Mapping[str, Cluster]) -> None:
+def _add(kinds: dict[JobKind, list[tuple[str, float]]], scored: ScoredRecord) -> None:
     case, predicted = scored.case, scored.predicted_step_seconds
-    timed = None if case is None else timed_job(scored.record, case, clusters)
-    if case is None or timed is None or not predicted:
+    if case is None or case.cluster is None or not predicted:
         return
     measured = measured_step_seconds(scored.record, case)
-    job, cluster = timed
+    job, cluster = case.timed_job or case.job, case.cluster
     columns = LayoutColumns.of([case.layout])
     terms = step_time(job, cluster, columns, np.array([case.num_microbatches])).terms
     if measured is None or float(terms.get("data_loading", np.zeros(1))[0]) > 0.0:

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.accuracy.scoring import score
 from llmlaunch.cluster.cards import machines
+from validation.scoring import score
 
 MEASUREMENTS = Path(__file__).resolve().parents[1] / "data" / "measurements"
 MIXTURES, SWITCHES = MEASUREMENTS / "mixtures.jsonl", MEASUREMENTS / "mixture_switches.jsonl"

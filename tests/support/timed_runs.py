@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.cases import Case
+from llmlaunch.calibration.evidence import job_class
+from llmlaunch.calibration.machines import TimeClass, time_class
 from llmlaunch.calibration.step_times import TimedRun, predicted_seconds
-from llmlaunch.calibration.time_calibrations import TimeClass, time_class
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import search
@@ -53,8 +54,9 @@ def timed(hidden: TimeCorrection, noise: float = 0.0, places: Iterable[int] = ra
         name, layout = LAYOUTS[place]
         setting = setting_named(name)
         count = layout.num_microbatches(setting.recipe.workload.global_batch_size)
-        case = Case(setting.job, layout, count, True, {})
-        run = TimedRun(name, case, setting.recipe.cluster, 1.0, (f"{place}",))
+        cluster = setting.recipe.cluster
+        case = Case(setting.job, layout, count, job_class(setting.recipe), cluster)
+        run = TimedRun(name, case, cluster, 1.0, (f"{place}",))
         seconds = predicted_seconds(run, hidden) * math.exp(chance.normal(0.0, noise) if noise else 0.0)
         runs.append(replace(run, seconds=seconds, lines=(f"{place} {seconds}",)))
     return runs
@@ -68,7 +70,7 @@ def records(hidden: TimeCorrection, pins: Sequence[str], **changes: Any) -> list
         plan = plan_of(setting, search(setting), 0)
         columns = LayoutColumns.of([plan.layout])
         seconds = float(step_time(setting.job, corrected_cluster(setting.cluster, hidden), columns).total[0])
-        template = measurement_template(setting.recipe, plan, setting.backend.render(setting.recipe, plan.layout))
+        template = measurement_template(setting.recipe, plan)
         about = {"schema": 1, "id": f"t{number}/1/rank0/device", "run_id": f"t{number}", "attempt": "1"}
         timed_record = {
             "step_seconds": seconds,

@@ -99,6 +99,13 @@ class Layout:
         row["recompute"] = RECOMPUTE_NAMES[self.recompute]
         return row
 
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Layout:
+        """Return the layout that `as_json` wrote. Raises KeyError, TypeError or ValueError for another."""
+        numbers = {name: int(document[name]) for name in LAYOUT_FIELDS if name != "recompute"}
+        recompute, layers = RECOMPUTE_NAMES.index(document["recompute"]), map(int, document["layers_by_stage"])
+        return cls(**numbers, recompute=recompute, layers_by_stage=tuple(layers))
+
     def describe(self) -> str:
         """One line for a person, leaving out what is switched off."""
         parts = [f"TP{self.tensor}", f"PP{self.pipeline}"]

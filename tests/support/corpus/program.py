@@ -167,7 +167,6 @@ def _made_by_backend(rendered: Rendered) -> Answer:
         "variables": {name: _reason(reason) for name, reason in rendered.variables.items()},
         "settings": {name: _reason(reason) for name, reason in rendered.settings.items()},
         "settings_file": rendered.settings_file,
-        "measurement": {section: dict(values) for section, values in rendered.measurement.items()},
         "progress": [
             *rendered.progress.step_patterns,
             *rendered.progress.slow_patterns,

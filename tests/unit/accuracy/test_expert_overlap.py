@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmlaunch.accuracy.scoring import score
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
+from validation.scoring import score
 
 DATA = Path(__file__).parents[2] / "data"
 GB = 1e9

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.accuracy.scoring import ScoredRecord, score, score_all
+from llmlaunch.accuracy.scoring import ScoredRecord, score_all
 from llmlaunch.accuracy.summary import by_size, families
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
 from llmlaunch.memory.job import NO_CORRECTION
+from support.measured_runs import run
+from validation.scoring import score
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
 
@@ -150,12 +152,12 @@ def test_a_refusal_says_what_and_why(on_a_cpu: dict[str, Any], changes: dict[str
     assert reason in str(result.reason)
 
 
-def test_ranks_of_one_run_are_priced_once_and_as_each_alone(records: list[dict[str, Any]]) -> None:
-    of_ranks = [{**record, "id": f"{record['id']}/{rank}", "peak_bytes": rank} for record in records for rank in (1, 2)]
-    some, clusters = of_ranks[::40], machines()
-    together = score_all([*some, *some], clusters, lambda record: NO_CORRECTION)
-    assert together == [score(record, clusters) for record in some] * 2
-    assert together[0].case is together[len(some)].case
+def test_ranks_of_one_run_are_priced_once_and_as_each_alone() -> None:
+    some = [{**run(number, 1.0), "id": f"{number}/{rank}"} for number in (1, 2) for rank in (1, 2)]
+    together = score_all(some, machines(), lambda record: NO_CORRECTION)
+    alone = [score for record in some for score in score_all([record], machines(), lambda record: NO_CORRECTION)]
+    assert together == alone
+    assert together[0].case is together[1].case is not together[2].case
 
 
 def test_a_peak_that_was_not_reached_is_no_error(on_a_cpu: dict[str, Any]) -> None:

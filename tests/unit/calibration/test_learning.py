@@ -15,15 +15,16 @@ import pytest
 
 from llmlaunch.calibration import pool as pool_module
 from llmlaunch.calibration.calibrations import Calibration
-from llmlaunch.calibration.cases import Prediction, predict
-from llmlaunch.calibration.learning import FEWEST_RUNS, LearningResult, errors_of, folds_of, learn, score_runs, uniform
+from llmlaunch.calibration.cases import Prediction
+from llmlaunch.calibration.learning import LearningResult, folds_of, learn
 from llmlaunch.calibration.margins import FUJII_SHARE
+from llmlaunch.calibration.peaks import FEWEST_RUNS, PeakRuns, peak_runs, score_runs, uniform
 from llmlaunch.calibration.pool import Pool, gather, pools
 from llmlaunch.calibration.residual import PARTS, Equations, correction_of, equations_of
 from llmlaunch.cluster.cards import machines
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from support.hidden_bias import GIB, LAYOUTS, MODELS, Bias, configuration, noise_of, runs
-from support.measured_runs import CARD
+from support.measured_runs import CARD, predictions
 
 CLUSTERS = machines()
 BOTH = Bias(share=0.06, outside_bytes=1.0 * GIB)
@@ -43,7 +44,7 @@ def pool_of(measured: list[list[dict[str, Any]]]) -> Pool:
 
 
 def learned(measured: list[list[dict[str, Any]]], before: Calibration | None = None) -> LearningResult:
-    return learn(pool_of(measured), before, 1.8e9, "0.1.0", "e" * 64)
+    return learn(peak_runs(pool_of(measured), before), before, 1.8e9, "0.1.0", "e" * 64)
 
 
 def calibration(measured: list[list[dict[str, Any]]], before: Calibration | None = None) -> Calibration:
@@ -55,7 +56,7 @@ def calibration(measured: list[list[dict[str, Any]]], before: Calibration | None
 
 def mean_error(measured: list[list[dict[str, Any]]], correction: Correction) -> float:
     pool = pool_of(measured)
-    return errors_of(pool, score_runs(pool, uniform(pool, correction)), np.ones(len(pool), dtype=bool)).mape
+    return PeakRuns(pool, np.ones(len(pool), dtype=bool)).errors(correction).mape
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["probe", "device alone"])
@@ -82,7 +83,7 @@ def test_nothing_is_corrected_where_nothing_is_off_and_the_runs_still_give_a_mar
     result = calibration(runs(4, Bias(), 60))
     assert abs(result.correction.torch_share) < 0.005
     assert abs(result.correction.outside_bytes) < 0.1 * GIB
-    assert len(result.scores) == 60
+    assert result.data.runs == 60
 
 
 SEEDS, FRESH = 16, 12
@@ -273,8 +274,8 @@ Option = tuple[dict[str, Any], Prediction]
 def jobs() -> list[list[Option]]:
     """Each with all its layouts."""
     every = [[configuration(m, layout, n) for layout in LAYOUTS] for m in MODELS for n in range(1024, 8193, 512)]
-    predictions = iter(predict([record for job in every for record in job]))
-    options = [[(record, next(predictions)) for record in job] for job in every]
+    priced = iter(predictions([record for job in every for record in job]))
+    options = [[(record, next(priced)) for record in job] for job in every]
     return [[option for option in job if isinstance(option[1], Prediction)] for job in options]
 
 
@@ -325,7 +326,7 @@ def test_the_next_choices_of_a_planner_are_covered_at_the_risk() -> None:
         for job in order[:45]:
             site.run(job, site.choice(job, FUJII_SHARE * CARD))
         (pool,), _ = pools(gather(site.ran)[0], machines())
-        result = learn(pool, None, 1.8e9, "0.1.0", "e" * 64).calibration
+        result = learn(peak_runs(pool), None, 1.8e9, "0.1.0", "e" * 64).calibration
         assert result is not None
         bound = next(bound for bound in result.after.bounds if bound.risk == RISK).worse
         assert bound is not None

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from llmlaunch.accuracy.coverage import comparable_runs, coverage
-from llmlaunch.accuracy.scoring import score
-from llmlaunch.calibration.learning import scores_of_records
+from llmlaunch.accuracy.scoring import score_all
 from llmlaunch.calibration.margins import Margin
+from llmlaunch.calibration.peaks import scores_of_records
 from llmlaunch.calibration.support import RunClass, margin_of
 from llmlaunch.cluster.cards import machines
+from llmlaunch.memory.job import NO_CORRECTION
 from support.measured_runs import CARD, run
 
 CLUSTERS = machines()
@@ -48,8 +49,7 @@ def test_enough_runs_bound_the_ratio_and_are_counted() -> None:
         {"peak_kind": "allocated"},
         {"peak_kind": "fits", "peak_bytes": None},
         {"gpu_memory_bytes": 2**20},  # predicted above its own card: no plan is ever there
-        {"optimizer": {"name": "lion"}},
-        {"model": {}},  # imported, and no measurement record at all
+        {"recipe": {}},  # imported, and no measurement record at all
         {"observed": {"steps_run": 1}},
         {"observed": {"baseline_bytes": CARD // 4}},  # others were on the card before the trainer
         {"observed": {"device_peak_bytes": CARD, "process_peak_bytes": 2**30, "device_total_bytes": CARD}},
@@ -69,7 +69,9 @@ def test_what_was_observed_of_a_run_that_counts_does_not_matter() -> None:
 
 
 def test_configurations_that_offload_differently_are_two_runs() -> None:
-    offloading = [{**record, "techniques": {"offload_layers": n}} for record in measured() for n in (1, 2)]
+    offloading = [
+        {**record, "layout": {**record["layout"], "offload_layers": n}} for record in measured() for n in (1, 2)
+    ]
     assert margin([{**record, "id": f"{record['id']}-{i}"} for i, record in enumerate(offloading)]).runs == 40
 
 
@@ -122,7 +124,7 @@ def test_reserved_peaks_stand_in_for_device_ones_and_never_below_one() -> None:
 
 
 def test_coverage_is_reported_apart_for_what_a_planner_would_choose() -> None:
-    (pool,) = coverage(comparable_runs([score(record, CLUSTERS) for record in measured()], CLUSTERS))
+    (pool,) = coverage(comparable_runs(score_all(measured(), CLUSTERS, lambda _: NO_CORRECTION), CLUSTERS))
     assert (pool["backend"], pool["accelerator"], pool["peak_kind"], pool["runs"]) == ("megatron", H100, "device", 20)
     at = {row["risk"]: row for row in pool["risks"]}
     assert at[0.1]["covered"]["all"] == {"runs": 20, "share": 0.9}

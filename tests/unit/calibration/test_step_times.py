@@ -17,7 +17,7 @@ from support.plans import gallery_setting, plan_of
 def test_a_record_prices_the_step_that_was_planned(name: str) -> None:
     setting, plan = gallery_setting(name), plan_of(name)
     recipe = as_planned(setting.recipe, plan.chosen)
-    template = measurement_template(recipe, plan, setting.backend.render(recipe, plan.layout))
+    template = measurement_template(recipe, plan)
     record = {**json.loads(json.dumps(template)), "id": "r/1/rank0/device", "peak_bytes": 1, "step_seconds": 1.0}
     [[run]] = timed_runs([record], machines())[0].values()
     assert predicted_seconds(run) == pytest.approx(plan.chosen.step_seconds, rel=1e-3)

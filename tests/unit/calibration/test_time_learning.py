@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.calibration.time_calibrations import time_calibration_of_json, time_class
-from llmlaunch.calibration.time_learning import FEWEST_TIMED_RUNS, TimeLearningResult, learn_times
+from llmlaunch.calibration.calibrations import calibration_of_json
+from llmlaunch.calibration.factors import FEWEST_TIMED_RUNS, TimedRuns
+from llmlaunch.calibration.learning import LearningResult, learn
+from llmlaunch.calibration.machines import time_class
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.timing.correction import TimeCorrection
 from support.timed_runs import dense_class, timed
 
 
-def learned(hidden: TimeCorrection, noise: float = 0.0, places: range = range(9)) -> TimeLearningResult:
-    return learn_times(dense_class(), timed(hidden, noise, places), None, 1.8e9, "0.1", "e" * 64)
+def learned(hidden: TimeCorrection, noise: float = 0.0, places: range = range(9)) -> LearningResult:
+    return learn(TimedRuns(dense_class(), timed(hidden, noise, places)), None, 1.8e9, "0.1", "e" * 64)
 
 
 def test_a_slow_device_is_found_in_every_layout() -> None:
@@ -51,7 +53,7 @@ def test_too_few_configurations_are_refused_and_one_model_is_enough() -> None:
 def test_one_wrong_measurement_moves_little() -> None:
     runs = timed(TimeCorrection(compute=1.1), noise=0.005)
     runs[3] = replace(runs[3], seconds=4.0 * runs[3].seconds)
-    result = learn_times(dense_class(), runs, None, 1.8e9, "0.1", "e" * 64)
+    result = learn(TimedRuns(dense_class(), runs), None, 1.8e9, "0.1", "e" * 64)
     assert result.calibration is not None
     assert result.calibration.correction.compute == pytest.approx(1.1, abs=0.06)
 
@@ -61,14 +63,14 @@ def test_one_that_was_learned_before_is_not_left_for_a_worse_one() -> None:
     assert first is not None
     noisy = timed(TimeCorrection(compute=1.1), noise=0.005)
     swapped = [replace(run, seconds=run.seconds * (1.3 if place % 2 else 0.77)) for place, run in enumerate(noisy)]
-    result = learn_times(dense_class(), swapped, first, 1.9e9, "0.1", "e" * 64)
+    result = learn(TimedRuns(dense_class(), swapped), first, 1.9e9, "0.1", "e" * 64)
     assert result.refusal is not None
 
 
 def test_a_calibration_is_the_same_after_json() -> None:
     calibration = learned(TimeCorrection(compute=1.1), noise=0.01).calibration
     assert calibration is not None
-    assert time_calibration_of_json(calibration.as_json()) == calibration
+    assert calibration_of_json(calibration.as_json()) == calibration
     assert calibration.id == "time-megatron-dense-h100-80gb-20270115T080000Z"
 
 

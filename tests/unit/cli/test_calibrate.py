@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.calibration.cases import Prediction, predict
+from llmlaunch.calibration.cases import Prediction
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.planning import make_sized_plan
@@ -26,6 +26,7 @@ from llmlaunch.store.run_records import records_of
 from support.command_line import CommandLine
 from support.hidden_bias import BIAS, GIB, runs, site_records
 from support.json_schemas import validate
+from support.measured_runs import predictions
 from support.recipes import recipe_of
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
@@ -93,9 +94,9 @@ def test_records_that_say_nothing_are_counted_and_harm_nothing(llmlaunch: Comman
     (record,) = runs(1, BIAS, 1, ["two-8b"])[0][:1]
     odd = [
         {"id": "nothing"},
-        {**record, "id": "no sizes", "model": {}},
-        {**record, "id": "words", "parallelism": {**record["parallelism"], "tensor": "eight"}},
-        {**record, "id": "none", "parallelism": {**record["parallelism"], "tensor": 0}},
+        {**record, "id": "no sizes", "recipe": {**record["recipe"], "model": {}}},
+        {**record, "id": "words", "layout": {**record["layout"], "tensor": "eight"}},
+        {**record, "id": "none", "layout": {**record["layout"], "tensor": 0}},
         {**record, "id": "cpu", "gpu": "cpu", "peak_kind": "resident"},
         {**record, "id": "words of a message", "peak_kind": "oom", "numbers": {"total_bytes": "much", **OTHERS}},
         {**record, "id": "a card in words", "run_state": "failed", "gpu_memory_bytes": "80GB"},
@@ -238,7 +239,7 @@ SCRIPT = "backend={{name: deepspeed, script: /home/me/train.py, script_kind: {}}
 def test_the_records_of_a_run_are_priced_as_its_plan_was(name: str, overrides: tuple[str, ...]) -> None:
     """Otherwise a calibration would learn the difference between two of our own formulas."""
     run, plan = planned(name, *overrides)
-    (priced,) = predict([run["measurement"]])
+    (priced,) = predictions([{**run["measurement"], "id": "run"}])
     assert isinstance(priced, Prediction), priced
     assert (priced.reserved + priced.outside).tolist() == [rank.device_bytes for rank in plan.estimate.ranks]
 

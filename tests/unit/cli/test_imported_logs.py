@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.calibration.cases import Prediction, predict
+from llmlaunch.calibration.cases import Prediction
 from llmlaunch.calibration.pool import gather
 from llmlaunch.calibration.records import problem
 from support.command_line import CommandLine
+from support.measured_runs import predictions
 from support.training_logs import LLAMA, LOGS, OOM, megatron_log, megatron_memory
 
 MIB = 2**20
@@ -52,12 +53,12 @@ def test_a_megatron_log_becomes_records_of_its_job(llmlaunch: CommandLine, write
     assert [problem(record) for record in imported] == [None] * 4
     record = imported[0]
     assert (record["backend"], record["gpu"], record["world_size"]) == ("megatron-lm", "h100-80gb", 8)
-    assert (record["model"]["num_layers"], record["model"]["padded_vocab_size"]) == (32, 128256)
-    split = record["parallelism"]
+    assert (record["recipe"]["model"]["num_layers"], record["recipe"]["model"]["vocab_size"]) == (32, 128256)
+    split = record["layout"]
     assert (split["tensor"], split["pipeline"], split["data"], split["sequence_parallel"]) == (2, 2, 2, True)
     assert (record["micro_batch_size"], record["global_batch_size"], record["num_microbatches"]) == (1, 64, 32)
-    assert record["optimizer"]["distributed_optimizer"] is True
-    assert record["implementation"]["expandable_segments"] is None  # the log does not say
+    assert split["zero_stage"] == 1
+    assert "expandable_segments:False" in json.dumps(record["recipe"]["environment"])  # the log does not say
     assert record["source"]["citation"] == f"{log}:{log.read_text().splitlines().index(MEMORY[1]) + 1}"
     assert record["step_seconds"] == pytest.approx(2.5, abs=0.01)
     peaks = {(record["peak_kind"], record["pipeline_rank"]): record["peak_bytes"] for record in imported}
@@ -74,10 +75,10 @@ def test_a_real_log_of_a_cpu_has_step_times_alone(llmlaunch: CommandLine) -> Non
     assert "1 added" in llmlaunch("measurements", "import", log, "--cluster", "h100-80gb-x8").stdout
     [record] = records(llmlaunch)
     assert (record["peak_kind"], record["peak_bytes"], record["world_size"]) == ("fits", None, 4)
-    split = record["parallelism"]
-    assert (split["tensor"], split["pipeline"], split["data"]) == (2, 2, 1)
-    assert (record["recompute"]["granularity"], record["precision"]["compute"]) == ("full", "fp32")
-    assert record["implementation"]["transformer_impl"] == "local"
+    split = record["layout"]
+    assert (split["tensor"], split["pipeline"], split["data"], split["recompute"]) == (2, 2, 1, "full")
+    assert record["recipe"]["training"]["precision"] == "fp32"
+    assert "local" in record["recipe"]["backend"]["extra_args"]
 
 
 def test_importing_twice_changes_nothing_and_a_log_that_grew_replaces(llmlaunch: CommandLine, write: Write) -> None:
@@ -134,7 +135,7 @@ def test_deepspeed_takes_its_job_from_a_recipe_that_must_agree(llmlaunch: Comman
     llmlaunch(*command, "layout={recompute: none}", "training.global_batch_size=64")
     [record] = records(llmlaunch)
     assert (record["backend"], record["gpu"], record["peak_kind"]) == ("deepspeed", "a100-80gb", "allocated")
-    assert (record["optimizer"]["zero_stage"], record["implementation"]["trainer"]) == (3, "own")
+    assert (record["layout"]["zero_stage"], record["recipe"]["backend"]["script"]) == (3, "train.py")
     assert record["rounding_bytes"] == 2**30 // 100
 
 
@@ -149,7 +150,7 @@ def test_metrics_of_the_trainer_and_of_wandb_join_it(llmlaunch: CommandLine, wri
     llmlaunch("measurements", "import", write(json.dumps(results), "r"), "--recipe", DEEPSPEED, PINNED)
     record = records(llmlaunch)[1]
     assert (record["peak_kind"], record["step_seconds"]) == ("fits", 2.0)
-    assert record["implementation"]["trainer"] == "hugging-face"
+    assert record["recipe"]["backend"]["script_kind"] == "hugging-face"
 
 
 def test_what_megatron_gave_wandb_as_configuration_tells_the_job(llmlaunch: CommandLine, write: Write) -> None:
@@ -160,7 +161,7 @@ def test_what_megatron_gave_wandb_as_configuration_tells_the_job(llmlaunch: Comm
     history = write("".join(json.dumps(row) + "\n" for row in rows), "wandb-history.jsonl")
     llmlaunch("measurements", "import", history, *H100)
     [record] = records(llmlaunch)
-    assert (record["parallelism"]["tensor"], record["pipeline_rank"], record["rank_scope"]) == (2, None, "unknown")
+    assert (record["layout"]["tensor"], record["pipeline_rank"], record["rank_scope"]) == (2, None, "unknown")
     assert (record["peak_kind"], record["peak_bytes"], record["step_seconds"]) == ("allocated", 50_000_000_000, 2.0)
 
 
@@ -217,7 +218,7 @@ def test_imported_peaks_are_learned_from_as_collected_ones_are(llmlaunch: Comman
         llmlaunch("measurements", "import", *paths, *H100)
         return [record for record in records(llmlaunch) if record["peak_kind"] == "reserved"]
 
-    predicted = [reserved_bytes(prediction) for prediction in predict(import_all([1000.0] * len(jobs)))]
+    predicted = [reserved_bytes(prediction) for prediction in predictions(import_all([1000.0] * len(jobs)))]
     learned = import_all([1.05 * size / MIB for size in predicted])
     assert len(learned) == len(jobs)
     collected = [

@@ -4,6 +4,7 @@ not called safe again."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,19 @@ SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / 
 MESSAGE = {"total_bytes": 79 * GIB, "process_bytes": 79 * GIB}
 
 
-def ran(run: PlannedRun, peak_bytes: int | None, steps: int = 100, ranks: int | None = None, **changes: Any) -> None:
-    """Store a run of a plan: each rank's device peak, or None where it ran out of memory."""
+def ran(
+    run: PlannedRun,
+    peak_bytes: int | None,
+    steps: int = 100,
+    ranks: int | None = None,
+    training: Mapping[str, Any] = {},
+    **changes: Any,
+) -> None:
+    """Store a run of a plan: each rank's device peak, or None where it ran out of memory. `training` are changes of
+    what its recipe trains."""
     state = "failed" if peak_bytes is None else "succeeded"
-    template = measurement_template(run.recipe, run.plan, run.rendered)
+    template: Any = measurement_template(run.recipe, run.plan)
+    template["recipe"]["training"] |= training
     common = {
         "schema": 1,
         "run_id": "r1",
@@ -114,12 +124,12 @@ def test_a_peak_near_the_card_is_tight(llmlaunch: CommandLine, planned: PlannedR
     [
         pytest.param({"steps": 1}, id="too short"),
         pytest.param({"ranks": 31}, id="a rank is missing"),
-        pytest.param({"global_batch_size": 256}, id="another batch"),
+        pytest.param({"training": {"global_batch_size": 256}}, id="another batch"),
         pytest.param({"backend_version": "0.16.1"}, id="another version"),
-        pytest.param({"precision": {}}, id="other formats"),
+        pytest.param({"training": {"precision": "fp32"}}, id="other formats"),
         pytest.param({"gpu_memory_bytes": 94 * GIB}, id="another card"),
         pytest.param({"run_state": "cancelled"}, id="cancelled"),
-        pytest.param({"model": None}, id="no record of ours"),
+        pytest.param({"recipe": None}, id="no record of ours"),
     ],
 )
 def test_another_job_tells_nothing(llmlaunch: CommandLine, planned: PlannedRun, other: dict[str, Any]) -> None:

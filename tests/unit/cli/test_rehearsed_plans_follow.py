@@ -10,7 +10,7 @@ import pytest
 
 from llmlaunch.app.planned_run import plan_loaded
 from llmlaunch.assets import asset
-from llmlaunch.calibration.learning import scores_of_records
+from llmlaunch.calibration.peaks import scores_of_records
 from llmlaunch.calibration.pool import gather
 from llmlaunch.calibration.records import exclusion_reason
 from llmlaunch.cluster.cards import machines

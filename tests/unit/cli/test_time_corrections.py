@@ -11,7 +11,7 @@ import pytest
 
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.assets import asset
-from llmlaunch.calibration import time_calibrations
+from llmlaunch.calibration import calibrations
 from llmlaunch.rendering.run_json import measurement_template
 from llmlaunch.store.database import open_store
 from llmlaunch.store.measurements import put_collected
@@ -23,7 +23,7 @@ from support.timed_runs import records
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / "plan.schema.json").read_text())
-TIME_SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "time-calibration.schema.json"
+TIME_SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
 PINS = [
     f"layout={{tensor: {t}, pipeline: {p}, virtual_pipeline: 1, context: 1, micro_batch_size: 1, zero_stage: 1, "
     "sequence_parallel: true, layers_by_stage: even, recompute: none, offload_modules: [], offload_layers: 0, "
@@ -100,12 +100,8 @@ def test_one_of_other_formulas_is_not_used(
     stored(slow_machine)
     plain = checked(llmlaunch)["step_seconds"]
     llmlaunch("calibrate")
-    time_calibrations.timing_digest.cache_clear()
-    monkeypatch.setattr(time_calibrations, "MODULES", (*time_calibrations.MODULES, "timing/network.py"))
-    try:
-        out, err = llmlaunch("check", RECIPE, PINS[0], "--json")
-    finally:
-        time_calibrations.timing_digest.cache_clear()
+    monkeypatch.setattr(calibrations, "estimator_digest", lambda quantity: "0" * 64)
+    out, err = llmlaunch("check", RECIPE, PINS[0], "--json")
     assert json.loads(out)["step_seconds"] == plain
     assert "of step times was made for an earlier version of the formula, and is not used" in err
 
@@ -129,7 +125,7 @@ def ran(run: PlannedRun, seconds: float, run_id: str = "r1", attempt: str = "1")
     """Store an attempt of a run of a plan that goes on, and whose first steps took that long."""
     recipe = run.recipe
     record = {
-        **measurement_template(recipe, run.plan, run.rendered),
+        **measurement_template(recipe, run.plan),
         **{"schema": 1, "id": f"{run_id}/{attempt}/rank0/device", "run_id": run_id, "attempt": attempt},
         **{"run_state": "running", "step_seconds": seconds, "observed": {"steps_run": 20}, "peak_bytes": 1},
     }

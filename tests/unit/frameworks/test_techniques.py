@@ -88,7 +88,6 @@ def test_a_fixed_number_of_rows_makes_one_kernel_of_all_experts_and_may_have_pag
     rendered = render(paged, layout)
     assert rendered.environment["NVTE_CUTEDSL_FUSED_GROUPED_MLP"] == "1"
     assert "nvidia-cudnn-frontend" in " ".join(rendered.notes)
-    assert rendered.measurement["implementation"]["fused_grouped_mlp"] is True
     assert MegatronLM().facts(paged).mixture.experts_fused
     one = {"tensor": 1, "pipeline": 1, "context": 1, "expert": 8, "micro_batch_size": 1, "recompute": "none"}
     plan = make_plan(setting_of(replace(paged, pins=one, technique_limit="asked"), MegatronLM()))

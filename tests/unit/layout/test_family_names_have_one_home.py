@@ -12,7 +12,6 @@ EXCEPTIONS = {
     "frameworks/deepspeed/hugging_face.py": "the preset that run_clm.py changes the sizes of",
     "models/shape.py": "the family of a shape whose record names none",
     "trainers/deepspeed/train.py": "the small model that a baseline is measured with; trainers import nothing of ours",
-    "calibration/megatron_records.py": "names of Megatron-Bridge's recipes, as records have them",
 }
 
 

@@ -142,5 +142,5 @@ def test_a_rank_of_a_real_training_that_holds_the_others_up_is_named_and_its_nod
 def test_ranks_with_experts_may_have_unequal_work() -> None:
     run = {"nodes": 2, "devices_per_node": 2, "pipeline": 2}
     assert rank_stages(run) == {0: 0, 1: 0, 2: 1, 3: 1}
-    assert rank_stages({**run, "measurement": {"parallelism": {"expert": 2}}}) == {}
+    assert rank_stages({**run, "measurement": {"layout": {"expert": 2}}}) == {}
     assert rank_stages({}) == {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmlaunch.accuracy.scoring import refuse_broken, score
+from llmlaunch.accuracy.scoring import refuse_broken
 from llmlaunch.calibration.records import read_records
 from llmlaunch.columns import FloatColumn
 from llmlaunch.effects import host_optimizer
@@ -31,6 +31,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.command_line import CommandLine
 from support.plans import setting_for
+from validation.scoring import score
 
 OUTCOMES = Path(__file__).parents[2] / "data" / "measurements" / "outcomes.jsonl"
 PINNED = (

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from llmlaunch.accuracy.scoring import score
+from llmlaunch.accuracy.scoring import score_all
 from llmlaunch.accuracy.summary import families
 from llmlaunch.calibration.records import problem
 from llmlaunch.calibration.step_times import predicted_seconds, timed_runs
 from llmlaunch.cluster.cards import machines
+from llmlaunch.memory.job import NO_CORRECTION
 from llmlaunch.rehearsal.earlier import rehearsed_ranks
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.timing.correction import TimeCorrection
@@ -22,7 +23,7 @@ JOB = planned()
 
 def shape(*words: str) -> str:
     one = planned(*words)
-    return str(shape_of(one.recipe, one.plan, one.rendered)["shape"])
+    return str(shape_of(one.recipe, one.plan)["shape"])
 
 
 SHAPE = shape()
@@ -71,13 +72,13 @@ def test_priced_again_it_is_predicted_as_the_plan_predicted_it(kind: str) -> Non
     comparison explains, not one that the formula for the job may be bent to."""
     for rank in range(JOB.plan.layout.pipeline):
         for record in records(JOB, traced(JOB, rank) if kind == "trace" else on_gpu(JOB, rank)):
-            again = score(record, machines())
+            [again] = score_all([record], machines(), lambda _: NO_CORRECTION)
             assert again.supported, again.reason
             assert again.predicted_bytes == record["predicted_bytes"], (rank, record["peak_kind"])
 
 
 def test_accuracy_shows_them_as_a_family_of_their_own() -> None:
-    found = [score(record, machines()) for record in records(JOB, traced(JOB, 0, 1.1))]
+    found = score_all(records(JOB, traced(JOB, 0, 1.1)), machines(), lambda _: NO_CORRECTION)
     assert list(families(found)) == ["rehearsed/allocated"]
 
 

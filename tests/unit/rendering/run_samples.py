@@ -156,7 +156,6 @@ def megatron_70b() -> tuple[Recipe, Plan, Rendered]:
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
         files={},
         required_variables=("MEGATRON_LM_PATH",),
-        measurement={"optimizer": {"gradient_dtype": "fp32"}},
     )
     layout = Layout(tensor=8, pipeline=4, data=16, sequence_parallel=1, zero_stage=1)
     return of, plan(of, layout), rendered

@@ -8,13 +8,9 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from run_samples import container_job, deepspeed_cpu, megatron_70b, plan, rank_by_itself, script_of
 
-from llmlaunch.calibration.cases import case_of
 from llmlaunch.cluster.matrix import BandwidthMatrix
-from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.flags.stages import written_layout
 from llmlaunch.layout import Layout
@@ -22,49 +18,13 @@ from llmlaunch.placement.traffic import Sizes, Volumes, traffic
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.provenance import Provenance, gather_provenance
 from llmlaunch.rendering.run_directory import run_files
-from llmlaunch.rendering.run_json import _checkpoint, _restart, measurement_template, placement_json
+from llmlaunch.rendering.run_json import _checkpoint, _restart, placement_json
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.rundir.peak_account import pipeline_rank_of
 from support.recipes import recipe_of
 
 RECIPE = megatron_70b()[0]
 LAYERS = RECIPE.model.num_layers
-
-
-@st.composite
-def splits(draw: st.DrawFn) -> Layout:
-    """80 layers over two to eight stages of one or two chunks."""
-    pipeline, chunks = draw(st.sampled_from([2, 4])), draw(st.integers(1, 2))
-    stages = pipeline * chunks
-    cuts = st.lists(st.integers(1, LAYERS - 1), min_size=stages - 1, max_size=stages - 1, unique=True)
-    before = sorted(draw(cuts))
-    layers = tuple(b - a for a, b in zip([0, *before], [*before, LAYERS], strict=True))
-    split = () if len(set(layers)) == 1 else layers
-    data = 512 // (8 * pipeline)
-    return Layout(8, pipeline, chunks, data=data, sequence_parallel=1, zero_stage=1, layers_by_stage=split)
-
-
-@given(layout=splits())
-def test_the_record_of_a_run_tells_its_stages_again(layout: Layout) -> None:
-    record = measurement_template(RECIPE, plan(RECIPE, layout), MegatronLM().render(RECIPE, layout))
-    assert case_of(json.loads(json.dumps(record))).layout == layout
-
-
-def test_the_record_of_a_mixture_tells_which_groups_of_experts_its_router_chooses() -> None:
-    of = recipe_of("deepseek-v3")
-    layout = Layout(2, 16, data=8, expert=16, sequence_parallel=1, zero_stage=1)
-    record = measurement_template(of, plan(of, layout), MegatronLM().render(of, layout))
-    moe = case_of(json.loads(json.dumps(record))).job.shape.moe
-    assert moe is not None
-    assert (moe.router.groups, moe.router.group_topk) == (8, 4)
-
-
-def test_the_record_of_a_run_with_images_tells_its_encoder_again() -> None:
-    script = "backend={name: deepspeed, script: /home/me/train.py, script_kind: hugging-face}"
-    of = recipe_of("llama2-7b-deepspeed", "model={base: qwen3-vl-8b, vision: {images_per_sample: 2}}", script)
-    layout = Layout(data=16, zero_stage=3)
-    record = measurement_template(of, plan(of, layout), DeepSpeed().render(of, layout))
-    assert case_of(json.loads(json.dumps(record))).job.shape.vision == of.model.vision
 
 
 @pytest.mark.parametrize("split", [(20, 21, 20, 19), (10, 10, 10, 10, 10, 10, 11, 9)])

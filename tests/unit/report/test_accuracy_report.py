@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.accuracy.scoring import ScoredRecord, score
+from llmlaunch.accuracy.scoring import ScoredRecord, score_all
 from llmlaunch.accuracy.summary import SIZES, families
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
+from llmlaunch.memory.job import NO_CORRECTION
 from llmlaunch.report.accuracy_text import (
     accuracy_json,
     accuracy_text,
     records_text,
 )
 from support.json_schemas import validate
+from validation.scoring import score
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data" / "measurements"
@@ -41,10 +43,12 @@ def test_accuracy_has_the_published_shape(answer: dict[str, Any]) -> None:
     validate(json.loads(json.dumps(answer)), shape)
 
 
-def test_records_of_trainers_that_nobody_can_launch_are_shown_and_not_priced(answer: dict[str, Any]) -> None:
-    fork = answer["families"]["bigscience/device"]
-    assert (fork["supported"], sum(fork["unsupported"].values())) == (0, fork["records"])
-    assert {reason.partition(" is shown")[0] for reason in fork["unsupported"]} == {"backend 'megatron-deepspeed'"}
+def test_records_without_a_recipe_are_shown_and_not_priced() -> None:
+    public = read_records(DATA / "fit.jsonl")[:3]
+    for scored in score_all(public, machines(), lambda _: NO_CORRECTION):
+        assert not scored.supported
+        assert scored.reason == "it names no recipe and no layout, so what ran is not known"
+        assert scored.measured_bytes is not None
 
 
 def test_sizes_hold_each_measured_and_priced_record_once(answer: dict[str, Any]) -> None:

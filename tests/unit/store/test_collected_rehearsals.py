@@ -30,7 +30,7 @@ def alone(path: Path, job: Planned, **about: Any) -> RunDir:
     """Pipeline rank 2 of the job, on one device; its global rank is 16 there."""
     run = RunDir(path, kind="gpu", devices=1)
     description = {"pipeline_rank": RANK, "stands_for": [1, RANK], "on": "gpu", "notes": ["said so"]}
-    description |= shape_with_job(job.recipe, job.plan, job.rendered, what_runs(job, ON_GPU))
+    description |= shape_with_job(job.recipe, job.plan, what_runs(job, ON_GPU))
     lone_job = what_runs(job, ON_GPU)
     description["left_out"] = [omission.as_json() for omission in lone_job.omissions[RANK]]
     word = rank_alone(lone_job.recipe, job.plan.layout, lone_job.rendered, RANK, STEPS)
@@ -104,7 +104,6 @@ def test_what_rehearse_recorded_itself_is_the_same_rehearsal(store: Store, tmp_p
         records_of(
             job.recipe,
             job.plan,
-            job.rendered,
             what_runs(job, ON_GPU),
             ranks,
             2e9,

@@ -16,8 +16,7 @@ TEMPLATE: dict[str, Any] = {
     "gpu": "h100-80gb",
     "gpu_memory_bytes": 80 * GIB,
     "world_size": 8,
-    "parallelism": {"tensor": 2, "pipeline": 2, "context": 1, "data": 2},
-    "implementation": {"overlap_grad_reduce": True, "attention": "auto"},
+    "layout": {"tensor": 2, "pipeline": 2, "context": 1, "data": 2},
     "peak_kind": "device",
     "peak_bytes": None,
 }
@@ -65,7 +64,7 @@ def test_where_the_stage_is_not_known_the_record_does_not_claim_one() -> None:
     assert (record["pipeline_rank"], record["rank_scope"]) == (None, "unknown")
     assert record["peak_bytes"] == 40 * GIB
     assert record["source"]["note"].startswith("sampled")
-    alone = {**TEMPLATE, "parallelism": {**TEMPLATE["parallelism"], "pipeline": 1}}
+    alone = {**TEMPLATE, "layout": {**TEMPLATE["layout"], "pipeline": 1}}
     [record] = log_records(alone, replace(LOG, peaks=(peak("device", GIB, None),)), "log")
     assert record["pipeline_rank"] == 0
 
@@ -86,10 +85,3 @@ def test_step_times_alone_say_that_the_job_fitted() -> None:
     [record] = log_records(TEMPLATE, LOG, "log")
     assert (record["id"], record["peak_kind"], record["peak_bytes"]) == ("log/abc/run/fits", "fits", None)
     assert record["source"]["citation"] == "log:50"
-
-
-def test_what_the_log_says_of_its_program_goes_before_what_a_recipe_would_render() -> None:
-    log = replace(LOG, values={"overlap_grad_reduce": False, "transformer_impl": "local"})
-    [record] = log_records(TEMPLATE, log, "log")
-    assert record["implementation"] == {"overlap_grad_reduce": False, "attention": "auto", "transformer_impl": "local"}
-    assert TEMPLATE["implementation"]["overlap_grad_reduce"] is True

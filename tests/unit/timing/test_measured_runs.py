@@ -12,12 +12,12 @@ import pytest
 
 from llmlaunch.accuracy.scoring import ScoredRecord
 from llmlaunch.accuracy.summary import measured_step_seconds, rank_correlation, throughput
-from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.evidence import JobClass, evidence_margin
 from llmlaunch.cluster.cards import machines
 from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text
 from llmlaunch.timing.constants import constant, replaced
 from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, preferred, rule_of_thumb
+from validation.cases import case_of
 from validation.scoring import score
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"

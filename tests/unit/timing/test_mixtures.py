@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timed_jobs import H100, MIXTRAL, RACK, job, term, total
 
-from llmlaunch.accuracy.scoring import ScoredRecord, score
+from llmlaunch.accuracy.scoring import ScoredRecord
 from llmlaunch.accuracy.summary import throughput
-from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import machine_of
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.profile import Cluster
@@ -40,6 +39,8 @@ from llmlaunch.timing.passes import moves_activations, moving_seconds
 from llmlaunch.timing.products import Work, pace, split_of
 from support.changed_facts import changed
 from support.switch_pairs import SWITCHES, switch_pairs, switch_records
+from validation.cases import case_of
+from validation.scoring import score
 
 MEASUREMENTS = Path(__file__).parents[2] / "data" / "measurements"
 DATA, FAMILIES = MEASUREMENTS / "mixtures.jsonl", MEASUREMENTS / "families.jsonl"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from llmlaunch.accuracy.summary import families
-from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import TABLES, read_records
-from llmlaunch.calibration.trainers import Unread
 from llmlaunch.memory.estimator import estimate
+from validation.cases import case_of
 from validation.defaults import PUBLIC_DEFAULTS
+from validation.launched import Unread
 from validation.scoring import score
 from validation.trainers import ATORCH_PIPELINE, MEGATRON_DEEPSPEED, PUBLIC_TRAINERS, PUBLIC_UNREAD, table_of
 
@@ -120,7 +120,7 @@ def test_the_fork_shards_states_over_ranks_that_share_a_sequence() -> None:
     record = changed(record, "parallelism.context", 2)
 
     def states(context_sharded: dict[str, Any]) -> float:
-        case = case_of(context_sharded, PUBLIC_TRAINERS)
+        case = case_of(context_sharded)
         return estimate(case.job, case.layout, case.num_microbatches).ranks[0].terms["optimizer_states"]
 
     alone = states(changed(record, "parallelism.context", 1))

@@ -95,7 +95,7 @@ def _runs(scored: ScoredRecord, clusters: Mapping[str, Cluster]) -> list[Compara
             score=Score(ratio, kind, kind_of(case.job.shape), record.get("backend_version"), share),
             backend=scored.job.backend,
             accelerator=accelerator_of(record),
-            job=json.dumps([record["model"].get("name"), *(record.get(key) for key in JOB)]),
+            job=json.dumps([case.job.shape.name, *(record.get(key) for key in JOB)]),
             tokens_per_second_per_gpu=scored.predicted_tokens_per_second_per_gpu,
         )
         for kind in (BOUNDING if died else (record["peak_kind"],))

@@ -1,7 +1,4 @@
-"""Predicted against measured: one score for every record, on the machine it ran on.
-
-What differs from a shipped profile or from the record's own fields stands here as data with its source.
-"""
+"""Predicted against measured: one score for every record, on the machine it ran on."""
 
 from __future__ import annotations
 
@@ -13,22 +10,18 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.cases import NO_SIZES, Case, case_or_reason
-from llmlaunch.calibration.completion import brings_recipes, in_performance_summary
 from llmlaunch.calibration.evidence import JobClass, evidence_margin
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.records import CPU, Record, machine_of
-from llmlaunch.calibration.trainers import TRAINERS, Trainer
-from llmlaunch.cluster.cards import accelerator_of_card, capability_of_card
+from llmlaunch.cluster.cards import accelerator_of_card
 from llmlaunch.cluster.load import accelerator_table
-from llmlaunch.cluster.profile import Cluster, Link
+from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import Estimate, RankEstimate, estimate
 from llmlaunch.memory.host import HostNode
-from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
+from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.progress import counting
-from llmlaunch.techniques.switches import TensorOverlap
-from llmlaunch.techniques.technique import key_of
 from llmlaunch.timing.step import step_time
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
@@ -39,7 +32,6 @@ __all__ = [
     "refuse_broken",
     "score",
     "score_all",
-    "timed_job",
 ]
 
 OUTCOMES = ("oom", "fits", "host_oom")
@@ -47,7 +39,6 @@ HOST = ("host", "host_oom")  # of a node, not of a device
 PRICED = ("allocated", "reserved", "device", "resident", "host")
 USABLE_SHARE = 0.985  # of a card's nominal GiB torch reports 98.45 to 99.5 % (cluster/accelerators.json)
 NOMINAL_EXCEEDS = 0.03  # what torch reports, by no more than this share, if a record's card is the known one
-NARROW = ("fp8", "mxfp8", "nvfp4")
 # What was measured, when, and where: no prediction depends on it; nor on what a GPU held before, as it does on a CPU.
 ANSWERS = (
     *("id", "peak_bytes", "repeats", "observed", "line", "numbers", "predicted_bytes", "peak_source", "step_seconds"),
@@ -55,15 +46,6 @@ ANSWERS = (
     *("node", "gpu_uuid"),
 )
 DEVICES_PER_NODE = 8  # of a machine without a profile
-# Bytes a second that each device has of its node's adapters, by family. Said of ABCI's A nodes: four HDR adapters of
-# 200 Gb/s for eight A100s. Not confirmed by a page of the site or a measurement; the profile's figure is for one each.
-FABRICS = {"fujii-grid-A100-40GB": 12.5e9}
-# Trainers whose loader makes an s x s attention mask for every sample, by version: this fork's launch scripts say
-# --reset-attention-mask and do not turn the mask off (megatron/core/datasets/gpt_dataset.py).
-MASKS = ("okoge-kaz/Megatron-LM fork, Oct 2024",)
-# Megatron-Bridge's performance recipes overlap tensor parallelism wherever it is used, but not with this format
-# (src/megatron/bridge/perf_recipes/llama/*/llama3*.py, 2026-08); NVIDIA's tables do not say so.
-NOT_OVERLAPPED = "nvfp4"
 JSON_NAMES = (
     *("supported", "reason", "assumed", "predicted_bytes", "limit_bytes", "verdict"),
     *("predicted_step_seconds", "predicted_tokens_per_second_per_gpu"),
@@ -73,8 +55,8 @@ JSON_NAMES = (
 @dataclass(frozen=True)
 class ScoredRecord:
     """A record and its score. `reason` is why it is not supported, or the law of memory that its estimate breaks, which
-    is a bug of llmlaunch. `rank` is the pipeline rank compared and `worst` the one with the most device bytes; both,
-    `case` and `job` are None if the record is not supported."""
+    is a bug of llmlaunch. `rank` is the pipeline rank compared and `worst` the one with the most device bytes; all
+    three, `case` included, are None if the record is not supported."""
 
     record: Record
     supported: bool
@@ -86,9 +68,13 @@ class ScoredRecord:
     predicted_step_seconds: float | None = None
     predicted_tokens_per_second_per_gpu: float | None = None
     case: Case | None = None
-    job: JobClass | None = None
     rank: RankEstimate | None = None
     worst: RankEstimate | None = None
+
+    @property
+    def job(self) -> JobClass | None:
+        """The class of measured runs that the record is compared with; None if it is not supported."""
+        return None if self.case is None else self.case.job_class
 
     @property
     def measured_bytes(self) -> int | None:
@@ -105,7 +91,7 @@ def score_all(
     records: Iterable[Record], clusters: Mapping[str, Cluster], correction_of: Callable[[Record], Correction]
 ) -> list[ScoredRecord]:
     """Score every record, in order. Ranks and repeats of one run are records that differ in what was measured alone, so
-    they are priced once."""
+    they are priced once. `clusters` are the machines of known accelerators (`cluster.cards.machines`)."""
     by_question: dict[str, ScoredRecord] = {}
     scores = []
     for record in counting("records", list(records)):
@@ -113,31 +99,26 @@ def score_all(
         aside = ANSWERS if record["gpu"] == CPU else (*ANSWERS, "baseline_bytes")
         question = json.dumps([{key: record[key] for key in record if key not in aside}, repr(correction)])
         if question not in by_question:
-            by_question[question] = score(record, clusters, correction)
+            by_question[question] = score(record, case_or_reason(record, clusters), clusters, correction)
         scores.append(replace(by_question[question], record=record))
     return scores
 
 
 def score(
-    record: Record,
-    clusters: Mapping[str, Cluster],
-    correction: Correction = NO_CORRECTION,
-    trainers: Mapping[str, Trainer] = TRAINERS,
+    record: Record, case: Case | str, clusters: Mapping[str, Cluster], correction: Correction = NO_CORRECTION
 ) -> ScoredRecord:
-    """Price one record of one of the `trainers`. `clusters` are the machines of known accelerators
-    (`cluster.cards.machines`), whose speeds give step times; `correction` is in every number of bytes."""
+    """Price one record, whose `case` is a reason where it cannot be priced. `correction` is in every number of
+    bytes."""
     if record["peak_kind"] not in (*PRICED, *OUTCOMES):
         known = ", ".join((*PRICED, *OUTCOMES))
         return ScoredRecord(record, False, f"peak_kind {record['peak_kind']!r} is not predicted; known are {known}")
-    case = case_or_reason(record, trainers)
     if isinstance(case, str):
         return ScoredRecord(record, supported=False, reason=case)
     try:
-        job = _job_class(record, trainers[record["backend"]])
         node = _node(record, case, clusters)
         priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
-        seconds = _step_seconds(record, case, clusters)
-        limit, most = _limits(record, job)
+        seconds = _step_seconds(case)
+        limit, most = _limits(record, case.job_class)
     except (ArithmeticError, AttributeError, IndexError, MemoryError, TypeError, ValueError):
         return ScoredRecord(record, supported=False, reason=NO_SIZES)
     rank = _compared_rank(record, priced)
@@ -157,7 +138,6 @@ def score(
         predicted_step_seconds=seconds,
         predicted_tokens_per_second_per_gpu=tokens / seconds / case.layout.world_size if seconds else None,
         case=case,
-        job=job,
         rank=rank,
         worst=priced.worst,
     )
@@ -185,29 +165,6 @@ def _verdict(priced: Estimate, worst_bytes: int, limit: int | None, most: int | 
     if priced.fault is not None or worst_bytes > max(limit, most):
         return UNSAFE
     return SAFE if worst_bytes <= limit else TIGHT
-
-
-def _job_class(record: Record, trainer: Trainer) -> JobClass:
-    """Return the class of jobs that a record of a trainer belongs to."""
-    precision = record["precision"]
-    narrow = precision.get("fp8_recipe") is not None or str(precision.get("compute")).startswith(NARROW)
-    capability = capability_of_card(record["gpu"])
-    return JobClass(
-        backend=trainer.table,
-        mixture=bool(record["model"].get("moe")),
-        narrow=narrow,
-        capability=None if capability is None else str(capability),
-        whole_segments=_switched_off(record),
-    )
-
-
-def _switched_off(record: Record) -> bool:
-    """Whether segments do not expand where its trainer's runs have them expand: Megatron-Bridge's benchmarks, and every
-    job that llmlaunch renders."""
-    expand = record["implementation"].get("expandable_segments")
-    if brings_recipes(record):
-        return expand is False or (expand is None and not in_performance_summary(record))
-    return expand is False and record.get("run_id") is not None
 
 
 def card_memory_bytes(record: Record) -> int | None:
@@ -260,28 +217,9 @@ def _bytes_of_kind(rank: RankEstimate, kind: str) -> int:
     return {"allocated": rank.allocated_bytes, "reserved": rank.reserved_bytes}.get(kind, rank.device_bytes)
 
 
-def _step_seconds(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> float | None:
-    machine = timed_job(record, case, clusters)
-    if machine is None or not case.batch_known:
+def _step_seconds(case: Case) -> float | None:
+    if case.cluster is None or not case.batch_known:
         return None
-    job, cluster = machine
     columns = LayoutColumns.of([case.layout])
-    return float(step_time(job, cluster, columns, np.array([case.num_microbatches])).total[0])
-
-
-def timed_job(record: Record, case: Case, clusters: Mapping[str, Cluster]) -> tuple[Job, Cluster] | None:
-    """Return the job and the cluster whose step is timed, or None if the record's card is not known."""
-    cluster = machine_of(record, clusters)
-    if cluster is None:
-        return None
-    fabric = FABRICS.get(record["family"])
-    if fabric is not None:
-        cluster = replace(cluster, fabric_link=Link(fabric, cluster.fabric_link.latency_seconds))
-    facts = case.job.facts
-    if record.get("backend_version") in MASKS:
-        facts = replace(facts, host=replace(facts.host, loader_mask=True))
-    overlap_unknown = record["implementation"].get(key_of(TensorOverlap)) is None
-    if brings_recipes(record) and overlap_unknown and case.layout.tensor > 1:
-        overlapped = (record["precision"] or {}).get("fp8_recipe") != NOT_OVERLAPPED
-        facts = replace(facts, exchange=replace(facts.exchange, user_buffers=int(overlapped)))
-    return replace(case.job, facts=facts), cluster
+    job, microbatches = case.timed_job or case.job, np.array([case.num_microbatches])
+    return float(step_time(job, case.cluster, columns, microbatches).total[0])

@@ -139,8 +139,8 @@ def underestimates(scores: Iterable[ScoredRecord]) -> list[dict[str, Any]]:
 def _subgroups(priced: Sequence[ScoredRecord]) -> dict[str, dict[str, Any]]:
     """Return the errors of parts of a family that may err differently; a part that is empty or whole is left out."""
     parts: dict[str, Callable[[ScoredRecord], bool]] = {
-        "dense": lambda scored: not scored.record["model"].get("moe"),
-        "moe": lambda scored: bool(scored.record["model"].get("moe")),
+        "dense": lambda scored: scored.job is not None and not scored.job.mixture,
+        "moe": lambda scored: scored.job is not None and scored.job.mixture,
         **{size: partial(_has_size, size) for size in SIZES},
         "from_8_gib": lambda scored: (scored.measured_bytes or 0) >= SMALL_BYTES,
         "repeats_agree": lambda scored: _spread(scored.record) <= STEADY_SPREAD,

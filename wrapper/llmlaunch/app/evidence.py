@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.calibration.calibrations import Calibration, estimator_digest
-from llmlaunch.calibration.evidence import DEFAULT_RISK, EvidenceRun, own_runs
+from llmlaunch.calibration.calibrations import Calibration
+from llmlaunch.calibration.evidence import DEFAULT_RISK, EvidenceRun, job_class, own_runs
+from llmlaunch.calibration.machines import time_class
 from llmlaunch.calibration.margins import BOUNDING
 from llmlaunch.calibration.records import TABLES, accelerator_of, table_of
 from llmlaunch.calibration.support import (
@@ -22,13 +23,11 @@ from llmlaunch.calibration.support import (
     support_of,
     trusted_correction,
 )
-from llmlaunch.calibration.time_calibrations import TimeCalibration, time_class, timing_digest
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.registry import recorded_name
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.models.shape import kind_of
-from llmlaunch.planner.setting import job_class
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.store.location import DamagedStore, StoreInUse, existing_store, short_wait_seconds, stored_json
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from llmlaunch.calibration.support import Rehearsal
     from llmlaunch.planner.setting import Setting
     from llmlaunch.store.history import PastRun
+    from llmlaunch.timing.correction import TimeCorrection
 
 __all__ = [
     "Corrections",
@@ -53,6 +53,10 @@ __all__ = [
 
 Notify = Callable[[str], None]
 """Called with one line for a person: a warning ("warning: ..."), or what was done on the way."""
+
+
+class DamagedCalibration(UserError):
+    """The store holds a calibration that cannot be read."""
 
 
 def ignore(message: str) -> None:
@@ -80,24 +84,21 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
         return lessons
 
 
-def _time_calibration(recipe: Recipe, notify: Notify) -> TimeCalibration | None:
+def _time_calibration(recipe: Recipe, notify: Notify) -> Calibration[TimeCorrection] | None:
     """Return the calibration in use for step times of the recipe's class of jobs. One that was learned for other
     formulas is not used: it would correct what is not wrong any more."""
-    place = existing_store()
-    if recipe.memory.calibration == NO_CALIBRATION or place is None:
+    if recipe.memory.calibration == NO_CALIBRATION:
         return None
-    from llmlaunch.store.reading import stored_time_calibration
-
     job = job_class(recipe)
     key = time_class(job.backend, job.mixture, recipe.cluster).key
     try:
-        calibration = stored_time_calibration(place, *key)
+        calibration = stored_calibration(*key)
+    except DamagedCalibration as failure:
+        notify(f"warning: step times are not corrected: {failure}")
+        return None
     except UserError:  # what is wrong with the store was said of memory's
         return None
-    except (KeyError, TypeError, ValueError) as error:
-        notify(f"warning: step times are not corrected: a calibration of {' on '.join(key)} is damaged: {error}")
-        return None
-    if calibration is not None and calibration.estimator != timing_digest():
+    if calibration is not None and calibration.outdated:
         notify(
             f"warning: calibration {calibration.id} of step times was made for an earlier version of the formula, and "
             "is not used: `llmlaunch calibrate`"
@@ -120,7 +121,7 @@ def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
     calibration = _calibration(recipe, backend, notify)
     if calibration is not None:
         support = support_of(calibration.scores, question, calibration.id, risk)
-        if calibration.estimator != estimator_digest():
+        if calibration.outdated:
             return _lessons_of_outdated(calibration, support, recipe, notify)
         margin = None if risk is None else margin_of(calibration.scores, question, risk, calibration.id)
         own_runs = _own_runs(calibration.scores, recipe)
@@ -169,7 +170,9 @@ def _own_runs(scores: Sequence[Score], recipe: Recipe) -> tuple[EvidenceRun, ...
     return own_runs([score for score in scores if score.kind in BOUNDING], job, card)
 
 
-def _lessons_of_outdated(calibration: Calibration, support: Support, recipe: Recipe, notify: Notify) -> Lessons:
+def _lessons_of_outdated(
+    calibration: Calibration[Correction], support: Support, recipe: Recipe, notify: Notify
+) -> Lessons:
     """The scores of an outdated calibration are of predictions that are not made any more, so they bound none. Runs
     priced anew do: what is added to their predictions only makes the bound safer."""
     notify(
@@ -191,7 +194,7 @@ def _question(recipe: Recipe) -> RunClass:
     return RunClass(accelerator.name, kind_of(recipe.model), recipe.backend.runs_version, kinds)
 
 
-def _calibration(recipe: Recipe, backend: str, notify: Notify) -> Calibration | None:
+def _calibration(recipe: Recipe, backend: str, notify: Notify) -> Calibration[Correction] | None:
     name, accelerator = recipe.memory.calibration, recipe.cluster.accelerator.name
     if name == NO_CALIBRATION:
         return None
@@ -213,7 +216,7 @@ def _calibration(recipe: Recipe, backend: str, notify: Notify) -> Calibration | 
     return calibration
 
 
-def stored_calibration(backend: str, accelerator: str, calibration_id: str | None = None) -> Calibration | None:
+def stored_calibration(backend: str, accelerator: str, calibration_id: str | None = None) -> Calibration[Any] | None:
     """Return the calibration of that id, or the one in use for `backend` (a value of TABLES) on
     `accelerator`, or None.
 
@@ -229,7 +232,7 @@ def stored_calibration(backend: str, accelerator: str, calibration_id: str | Non
     try:
         return reading.stored_calibration(place, backend, accelerator, calibration_id)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(
+        raise DamagedCalibration(
             f"store {place.shown}: a calibration of {backend} on {accelerator} is damaged: {error}"
         ) from None
 
@@ -239,7 +242,7 @@ def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence
     place = existing_store()
     if place is None:
         return []
-    from llmlaunch.calibration.learning import scores_of_records
+    from llmlaunch.calibration.peaks import scores_of_records
     from llmlaunch.cluster.cards import machines
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.measurements import contents
@@ -339,7 +342,7 @@ class Corrections:
 
     def __init__(self, choice: str, clusters: Mapping[str, Cluster]) -> None:
         self._choice, self._clusters = choice, clusters
-        self._calibrations: dict[tuple[str, str], Calibration | None] = {}
+        self._calibrations: dict[tuple[str, str], Calibration[Correction] | None] = {}
         self._counts: Counter[str] = Counter()
 
     def of(self, record: Mapping[str, Any]) -> Correction:
@@ -355,7 +358,7 @@ class Corrections:
         self._counts[calibration.id] += 1
         return calibration.correction
 
-    def _calibration_of(self, backend: str, accelerator: str) -> Calibration | None:
+    def _calibration_of(self, backend: str, accelerator: str) -> Calibration[Correction] | None:
         if self._choice == IN_USE:
             return stored_calibration(backend, accelerator)
         named = stored_calibration(backend, accelerator, self._choice)

@@ -17,7 +17,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.command_lines.trainers import MEGATRON_DEEPSPEED
 from llmlaunch.command_lines.training_log import TrainingLog
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS
+from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS, WHOLE_SEGMENTS
 from llmlaunch.frameworks.deepspeed.training_log import printed_by_megatron_deepspeed
 from llmlaunch.frameworks.megatron.command_line import read_values
 from llmlaunch.frameworks.registry import backend_for, framework_of
@@ -49,6 +49,12 @@ _SIZES = {
     "expert_model_parallel_size": "expert",
     "micro_batch_size": "micro_batch_size",
 }
+# name of Megatron's argument, a value that changes what is in memory and no key of a recipe says, and its words
+_WORDS = (
+    ("transformer_impl", "local", ("--transformer-impl", "local")),
+    ("gradient_accumulation_fusion", False, ("--no-gradient-accumulation-fusion",)),
+    ("defer_embedding_wgrad_compute", True, ("--defer-embedding-wgrad-compute",)),
+)
 CPU_PEAKS = "on a CPU no allocator of a device counts, so its peaks are left out"
 # keys of a recipe that neither a peak nor a step time depends on: what is odd in them is no reason to refuse a log
 _OF_NO_PEAK = (
@@ -224,9 +230,12 @@ def _recipe_of_arguments(log: TrainingLog, place: str, source: JobSource) -> Rec
     reading = read_values(log.values, nodes=nodes, devices_per_node=per_node, place=place)
     named = source.cluster if not Path(source.cluster).is_file() else str(Path(source.cluster).absolute())
     training = {name: value for name, value in reading.document["training"].items() if name not in _OF_NO_PEAK}
+    backend = reading.document["backend"]
+    words = [word for name, value, words in _WORDS if log.values.get(name) == value for word in words]
     document = {
         **{name: value for name, value in reading.document.items() if name not in _OF_NO_PEAK},
         "training": training,
+        "backend": {**({"name": backend} if isinstance(backend, str) else backend), "extra_args": words},
         "cluster": named if per_node == cluster.devices_per_node else {"base": named, "devices_per_node": per_node},
         "nodes": nodes,
         "data": {"mock": True},  # no part of a measurement
@@ -278,12 +287,10 @@ def _template(recipe: Recipe, log: TrainingLog, place: str) -> Mapping[str, Any]
     if wrong:
         raise UserError(f"{place}: says {'; '.join(wrong)}; give the recipe of the job that wrote it")
     planned = as_planned(recipe, plan.chosen)
-    template = measurement_template(planned, plan, backend.render(planned, plan.layout))
-    template.pop("calibration_id", None)
     if ALLOCATOR_SETTINGS not in recipe.environment:  # llmlaunch would set it; whoever launched the job may not have
-        implementation = template["implementation"]
-        assert isinstance(implementation, dict)
-        template["implementation"] = {**implementation, "expandable_segments": None}
+        planned = replace(planned, environment={**recipe.environment, ALLOCATOR_SETTINGS: WHOLE_SEGMENTS})
+    template = measurement_template(planned, plan)
+    template.pop("calibration_id", None)
     return template
 
 

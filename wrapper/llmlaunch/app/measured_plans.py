@@ -4,8 +4,7 @@ A run of this very job and layout is the best prediction of the next. Its peaks 
 runs of one job differ by takes the place of the margin; one that ran out of memory refutes its layout. The step time of
 runs that agree takes the place of the predicted one, and a part of what it differs by is taken for the other layouts,
 too; a single run says nothing of which layout is faster (`planner/single_runs.py`). That the job is the same is decided
-by the measurement record, which holds everything that decides its bytes, and by the arguments of which nobody knows
-whether they do.
+by what its measurement record is priced as, and by the arguments of which nobody knows whether they take bytes.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from llmlaunch.calibration.cases import Unsupported, case_of
+from llmlaunch.calibration.machines import machine_json
 from llmlaunch.calibration.records import ran_out, reason_of_no_whole_peak
 from llmlaunch.calibration.step_times import FEWEST_TIMED_STEPS
 from llmlaunch.calibration.support import MeasuredStep, Rehearsal
-from llmlaunch.calibration.time_calibrations import machine_json
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.flag_classes import UNKNOWN
-from llmlaunch.layout import LayoutColumns
+from llmlaunch.layout import Layout, LayoutColumns
+from llmlaunch.memory.job import NO_CORRECTION, Job
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.earlier import MALFORMED, layout_of, plan_of_one, same_version
+from llmlaunch.rehearsal.earlier import MALFORMED, plan_of_one, same_version
 from llmlaunch.rehearsal.verdict import RUNS_DIFFER
 from llmlaunch.rendering.run_json import measurement_template
 from llmlaunch.store.history import MeasuredAttempt
@@ -40,15 +41,7 @@ from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
 __all__ = ["OwnRuns", "own_runs_of"]
 
-# What a record says beside the job: who wrote it, what was measured, and what the prediction was made with.
-BESIDE_THE_JOB = frozenset(
-    {
-        *("id", "family", "split", "source", "calibration_id", "backend_version", "baseline_bytes", "machine"),
-        *("peak_kind", "peak_bytes", "allocator_statistic", "rounding_bytes", "repeats", "pipeline_rank", "rank_scope"),
-    }
-)
-
-
+OF_DEVICE = ("backend", "gpu", "gpu_memory_bytes")  # of a record
 # Of a run's error that the other layouts of its job share: the regression of one layout's error on another's is 0.36 on
 # A100s (the public grid of Fujii et al.), 0.36 to 0.86 on NVIDIA's published B200, GB200 and GB300.
 NEIGHBOUR_SHARE = 0.5
@@ -91,7 +84,7 @@ def own_runs_of(attempts: Sequence[MeasuredAttempt], setting: Setting) -> OwnRun
     judged: dict[str, Rehearsal] = {}
     timed: dict[str, list[tuple[_OwnAttempt, float]]] = {}
     for attempt in attempts:
-        with suppress(UserError, *MALFORMED):  # what cannot be rendered today, or is no record of ours
+        with suppress(UserError, Unsupported, *MALFORMED):  # what cannot be rendered today, or is no record of ours
             own = _own_attempt(attempt, setting)
             if own is None or not own.records:
                 continue
@@ -108,7 +101,7 @@ def own_runs_of(attempts: Sequence[MeasuredAttempt], setting: Setting) -> OwnRun
 
 
 def _own_attempt(attempt: MeasuredAttempt, setting: Setting) -> _OwnAttempt | None:
-    recipe, layout = setting.recipe, layout_of(attempt.plan["layout"])
+    recipe, layout = setting.recipe, Layout.from_json(attempt.plan["layout"])
     nodes, rest = divmod(layout.world_size, recipe.cluster.devices_per_node)
     if rest or (recipe.nodes and recipe.nodes != nodes):
         return None
@@ -117,8 +110,9 @@ def _own_attempt(attempt: MeasuredAttempt, setting: Setting) -> _OwnAttempt | No
     planned = replace(recipe, nodes=nodes, techniques=techniques, training=training)
     if not _same_unknown(attempt.plan.get("arguments"), setting.backend.classed_arguments(planned, layout).as_json()):
         return None
-    plan = plan_of_one(setting.with_recipe(planned), layout)
-    records = tuple(record for record in attempt.records if _same_job(record, planned, plan, setting))
+    own = setting.with_recipe(planned)
+    plan = plan_of_one(own, layout)
+    records = tuple(record for record in attempt.records if _same_job(record, own, plan))
     return _OwnAttempt(attempt, planned, plan, records)
 
 
@@ -191,17 +185,19 @@ def _same_unknown(then: Mapping[str, Sequence[str]] | None, now: Mapping[str, Se
     return texts_today.issuperset(before.get(UNKNOWN, ())) and texts_before.issuperset(today.get(UNKNOWN, ()))
 
 
-def _same_job(record: Mapping[str, Any], recipe: Recipe, plan: Plan, setting: Setting) -> bool:
-    if not same_version(record, recipe):
+def _same_job(record: Mapping[str, Any], own: Setting, plan: Plan) -> bool:
+    """Return whether a record is of the job that is planned: whether both are priced as one. The model's name makes no
+    difference, and neither does what measured runs correct."""
+    recipe, template = own.recipe, measurement_template(own.recipe, plan)
+    if not same_version(record, recipe) or any(record.get(name) != template[name] for name in OF_DEVICE):
         return False
-    template = measurement_template(recipe, plan, setting.backend.render(recipe, plan.layout))
-    return _job(json.loads(json.dumps(template))) == _job({name: record.get(name) for name in template})
+    cluster = recipe.cluster
+    case = case_of({**record, "baseline_bytes": own.baseline_bytes}, {cluster.accelerator.name: cluster})
+    return case.layout == plan.layout and _unnamed(case.job) == _unnamed(own.job)
 
 
-def _job(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the bytes of a record's job; the model's name decides none."""
-    job = {name: value for name, value in record.items() if name not in BESIDE_THE_JOB}
-    return job | {"model": {name: value for name, value in job["model"].items() if name != "name"}}
+def _unnamed(job: Job) -> Job:
+    return replace(job, shape=replace(job.shape, name=""), correction=NO_CORRECTION)
 
 
 def _rehearsal(own: _OwnAttempt, worst: Mapping[str, Any], peak_bytes: int | None) -> Rehearsal:

@@ -109,7 +109,7 @@ def _record(
     from llmlaunch.store.location import where
     from llmlaunch.store.measurements import put_rehearsed, rehearsed_of
 
-    records = records_of(run.recipe, run.plan, run.rendered, job, ranks, time.time(), command)
+    records = records_of(run.recipe, run.plan, job, ranks, time.time(), command)
     try:
         with open_store() as store:
             put_rehearsed(store, records)

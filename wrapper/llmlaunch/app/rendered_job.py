@@ -39,13 +39,13 @@ def rendered_job(directory: Path, recipe: Recipe, folder: str = "") -> tuple[Rec
         OSError, ValueError: the plan cannot be read.
         UserError: the plan is damaged, or is not of this recipe.
     """
+    from llmlaunch.layout import Layout
     from llmlaunch.planner.lock import keeping_to, lock_of_run
-    from llmlaunch.rehearsal.earlier import layout_of
 
     plan_path = directory / folder / file_names.PLAN
     planned, description = object_in(plan_path), object_in(directory / folder / file_names.RUN)
     try:
-        lock, layout = lock_of_run(recipe, planned, description["nodes"]), layout_of(planned["layout"])
+        lock, layout = lock_of_run(recipe, planned, description["nodes"]), Layout.from_json(planned["layout"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{directory}: its plan.json or run.json is damaged ({error})") from None
     return keeping_to(recipe, lock, plan_path), layout

@@ -1,26 +1,32 @@
-"""What was learned from the measured runs of one backend on one accelerator: the correction, the runs it comes from,
-its errors on runs it had not seen, and their scores, on which a margin rests (docs/calibration.md)."""
+"""What was learned from the measured runs of one class of jobs, of their peaks or of their step times: the correction,
+the runs it comes from, its errors on runs it had not seen, and their scores, on which a margin rests
+(docs/calibration.md)."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import llmlaunch
 from llmlaunch.calibration.margins import DIED, Bound, Score
-from llmlaunch.memory.job import Correction
+from llmlaunch.memory.job import NO_CORRECTION, Correction
+from llmlaunch.timing.correction import FACTORS, NO_TIME_CORRECTION, TimeCorrection
 
 __all__ = [
+    "MEMORY",
     "MODULES",
     "ROOMS",
+    "TIME",
     "Calibration",
     "Errors",
+    "Learned",
+    "Quantity",
     "TrainingData",
     "calibration_id",
     "calibration_of_json",
@@ -30,16 +36,56 @@ __all__ = [
 
 SCHEMA = 1
 IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
-# What prices a record: the formula, its constants, the facts of the backends, how records are read and cards named.
-ROOMS = ("effects", "families", "layers", "memory", "models", "techniques")
+# What prices a record: the formula, its constants, what the frameworks say of a recipe, how records are read and cards
+# named.
+ROOMS = ("effects", "families", "frameworks", "layers", "memory", "models", "recipe", "techniques")
 MODULES = (
     *("facts.py", "layout.py", "workload.py"),
-    *("recipe/frameworks.py", "frameworks/recorded.py"),
-    *(f"frameworks/deepspeed/{name}.py" for name in ("facts", "family_facts", "zero_settings")),
-    "frameworks/megatron/facts.py",
-    *(f"calibration/{name}.py" for name in ("cases", "completion", "trainers")),
-    *("calibration/deepspeed_records.py", "calibration/megatron_records.py"),
+    *("calibration/cases.py", "calibration/machines.py"),
     *("cluster/accelerators.json", "cluster/cards.py"),
+)
+
+
+Learned = TypeVar("Learned", Correction, TimeCorrection)
+
+
+@dataclass(frozen=True, eq=False)
+class Quantity(Generic[Learned]):
+    """What is measured and predicted. `prefix` begins the ids of its calibrations; `parts` are the numbers of a
+    correction, which `correction` makes, and `none` is the one that changes nothing. `rooms` and `modules` are the
+    sources that predict it. `outdated_counts`: a correction that was learned for other formulas still adds to
+    predictions, because too much is safe."""
+
+    name: str
+    prefix: str
+    parts: tuple[str, ...]
+    correction: Callable[..., Learned]
+    none: Learned
+    rooms: tuple[str, ...]
+    modules: tuple[str, ...]
+    outdated_counts: bool
+
+
+MEMORY = Quantity(
+    name="peak bytes",
+    prefix="",
+    parts=("torch_share", "outside_bytes"),
+    correction=Correction,
+    none=NO_CORRECTION,
+    rooms=ROOMS,
+    modules=MODULES,
+    outdated_counts=True,
+)
+# what prices memory is among it: what a device holds decides what it sends
+TIME = Quantity(
+    name="step seconds",
+    prefix="time-",
+    parts=FACTORS,
+    correction=TimeCorrection,
+    none=NO_TIME_CORRECTION,
+    rooms=(*ROOMS, "timing"),
+    modules=(*MODULES, "calibration/step_times.py"),
+    outdated_counts=False,
 )
 
 
@@ -69,30 +115,36 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Generic[Learned]):
     """A correction with its evidence. Each score is of a run whose model and configuration the correction behind it
     had not seen. `before` are the errors, on the same runs, of what was in use when this was made."""
 
+    quantity: Quantity[Learned]
     id: str
     backend: str  # a value of calibration.records.TABLES
-    accelerator: str
+    accelerator: str  # of step times: with the kind of models and the machine, in words (`TimeClass.key`)
     made_at: float  # unix seconds
     llmlaunch: str  # version
     estimator: str  # `estimator_digest` at the time: the scores hold for predictions of that digest only
     data: TrainingData
-    correction: Correction
+    correction: Learned
     before: Errors
     after: Errors
     scores: tuple[Score, ...]
 
+    @property
+    def outdated(self) -> bool:
+        """Whether it was learned for another version of the formula."""
+        return self.estimator != estimator_digest(self.quantity)
+
     def as_json(self) -> dict[str, Any]:
         """Return the shape of docs/schemas/calibration.schema.json."""
-        correction = self.correction
         return {
             "schema": SCHEMA,
+            "quantity": self.quantity.name,
             **{name: getattr(self, name) for name in IDENTITY},
             "data": asdict(self.data),
-            "correction": {"torch_share": correction.torch_share, "outside_bytes": correction.outside_bytes},
+            "correction": {name: getattr(self.correction, name) for name in self.quantity.parts},
             "errors": {"before": asdict(self.before), "after": asdict(self.after)},
             "scores": [asdict(s) | {"score": None if s.score == DIED else s.score} for s in self.scores],
         }
@@ -104,14 +156,18 @@ def calibration_id(backend: str, accelerator: str, made_at: float) -> str:
     return f"{plain}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(made_at))}"
 
 
-def calibration_of_json(content: Mapping[str, Any]) -> Calibration:
+def calibration_of_json(content: Mapping[str, Any]) -> Calibration[Any]:
     """Return the calibration that `as_json` wrote. Raises KeyError, TypeError or ValueError for another schema."""
     if content["schema"] != SCHEMA:
         raise ValueError(f"calibration {content['id']} has schema {content['schema']}, this version knows {SCHEMA}")
+    quantity: Quantity[Any] = {kind.name: kind for kind in (MEMORY, TIME)}[content["quantity"]]
+    data = TrainingData(**content["data"])
+    counted = {"runs": data.runs} if quantity is TIME else {}
     return Calibration(
+        quantity=quantity,
         **{name: content[name] for name in IDENTITY},
-        data=TrainingData(**content["data"]),
-        correction=Correction(**content["correction"], calibration_id=content["id"]),
+        data=data,
+        correction=quantity.correction(**content["correction"], calibration_id=content["id"], **counted),
         before=_errors(content["errors"]["before"]),
         after=_errors(content["errors"]["after"]),
         scores=tuple(Score(**(s | {"score": DIED if s["score"] is None else s["score"]})) for s in content["scores"]),
@@ -123,9 +179,9 @@ def _errors(content: Mapping[str, Any]) -> Errors:
 
 
 @cache
-def estimator_digest() -> str:
-    """Return the sha256 over names and contents of the sources that price."""
-    return digest_of(Path(llmlaunch.__file__).parent)
+def estimator_digest(quantity: Quantity[Any] = MEMORY) -> str:
+    """Return the sha256 over names and contents of the sources that predict a quantity."""
+    return digest_of(Path(llmlaunch.__file__).parent, quantity.rooms, quantity.modules)
 
 
 def digest_of(root: Path, rooms: Sequence[str] = ROOMS, modules: Sequence[str] = MODULES) -> str:

@@ -1,264 +1,151 @@
-"""Measurement records as inputs of the estimator, and its predictions of them: which facts apply, what was assumed, or
-why a record cannot be priced."""
+"""Measurement records as inputs of the estimator, and its predictions of them. A record of a run holds the part of its
+recipe that decides bytes and seconds, and its layout; both are priced as `check` prices them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from llmlaunch.calibration.completion import Unsupported, complete, with_every_field
-from llmlaunch.calibration.records import CPU, UNFUSED, Record
-from llmlaunch.calibration.trainers import TRAINERS, Trainer, refuse_unread
+from llmlaunch.calibration.evidence import JobClass, job_class
+from llmlaunch.calibration.machines import recorded_machine
+from llmlaunch.calibration.records import CPU, Record
+from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
-from llmlaunch.facts import MemoryFacts
-from llmlaunch.layout import AMOUNTS, OFFLOAD_LAYERS, RECOMPUTE_NAMES, Layout, LayoutColumns
+from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import ALLOCATOR_NAMES
+from llmlaunch.frameworks.priced_job import job_of
+from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms
-from llmlaunch.models.sections import section_from, sections_of
-from llmlaunch.models.shape import (
-    OF_FAMILIES,
-    OF_MEMORY,
-    OF_TIME,
-    MlaShape,
-    ModelShape,
-    MoeShape,
-    Router,
-)
+from llmlaunch.models.sections import section_from
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.digest import plain_content
+from llmlaunch.recipe.training import Training
+from llmlaunch.recipe.types import BackendChoice, Recipe
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.switches import CudaGraphs, GraphScope, TokenDispatch
-from llmlaunch.techniques.technique import key_of
-from llmlaunch.workload import Workload
 
-__all__ = ["NO_RECORD", "NO_SIZES", "Case", "Prediction", "Unsupported", "case_of", "case_or_reason", "predict"]
+__all__ = [
+    "NO_MACHINE",
+    "NO_RECORD",
+    "NO_SIZES",
+    "Case",
+    "Prediction",
+    "Unsupported",
+    "case_of",
+    "case_or_reason",
+    "model_text",
+    "predict",
+    "recorded_job",
+]
 
-UNSPECIFIC_RECIPES = ("fp8", "fp4")  # of published tables: a width, not a recipe
-ROUTER_FIELDS = (*OF_MEMORY, *OF_TIME)
-OF_THE_LAYOUT = (*AMOUNTS, "layers_by_stage")  # keys of `techniques` that Layout holds
-SHAPE_SIZES = (  # the same in a record and in ModelShape
-    *("name", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "head_dim"),
-    *("normalization", "position_embedding"),
-)
-SHAPE_FLAGS = ("tied_embeddings", "gated_mlp", "linear_bias", "qk_layernorm")
-SPLITS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor")
-SIZES = (*SPLITS, "virtual_pipeline", "micro_batch_size")
-NO_SIZES = "its sizes make no layout: a parallel size or the micro-batch size is below 1, or not of a job that runs"
 NO_RECORD = "a field is missing, or its value is of another type than measurements have"
+NO_SIZES = "its sizes make no layout: a parallel size or the micro-batch size is below 1, or not of a job that runs"
+NO_RECIPE = "it names no recipe and no layout, so what ran is not known"
+NO_MACHINE = "the machine it ran on is not known"
 RANKS_AT_ONCE = 20_000  # a rank has some hundred columns of eight bytes
+SIZES = (
+    *("tensor", "pipeline", "context", "data", "expert", "expert_tensor"),
+    *("virtual_pipeline", "micro_batch_size"),
+)
+# What of these sections decides bytes or seconds.
+OF_TRAINING = (
+    *("sequence_length", "global_batch_size", "precision", "fp8", "fp8_parameters", "fp4", "optimizer"),
+    *("gradient_dtype", "async_save", "start_from"),
+)
+OF_BACKEND = ("name", "script", "script_kind", "script_args", "extra_args", "ds_config", "libraries")
+PATHS = ("start_from", "script")  # of which it matters that they are named
+
+
+class Unsupported(Exception):
+    """A record cannot be priced; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One record, ready to be priced. If its batch is not known, a full pipeline of micro-batches is assumed."""
+    """One record, ready to be priced. `job_class` says which measured runs it is compared with, and `cluster` is the
+    machine that its step is timed on, None where it is not known. Of public runs (validation/) the step may be timed
+    as another job, the batch may not be known, and values may be assumed."""
 
     job: Job
     layout: Layout
     num_microbatches: int
-    batch_known: bool
-    assumed: Mapping[str, Any]
+    job_class: JobClass
+    cluster: Cluster | None
+    timed_job: Job | None = None
+    batch_known: bool = True
+    assumed: Mapping[str, Any] = field(default_factory=dict)
 
 
-def case_of(record: Record, trainers: Mapping[str, Trainer] = TRAINERS) -> Case:
-    """Return the estimator's inputs for a record of one of these trainers, which are known by the record's backend.
-    Raises Unsupported with the reason if it cannot be priced."""
-    record = with_every_field(record)
-    trainer = trainers.get(record["backend"])
-    if trainer is None:
-        priced = ", ".join(trainers)
-        raise Unsupported(
-            f"backend {record['backend']!r} is shown as it was measured, and not priced; priced are {priced}"
-        )
-    _refuse(record, trainer)
-    refuse_unread(record, trainer.unread)
-    record, assumed = complete(record, trainer.defaults)
-    shape, layout, techniques = _shape(record), _layout(record), _techniques(record, trainer)
-    facts = _with_kernels(record, trainer.facts(record, techniques, assumed))
-    facts = trainer.as_ran(record, shape, facts, assumed)
-    shape, layout = trainer.adapted(record, shape, layout, assumed)
-    microbatches = record.get("num_microbatches")
-    batch = record.get("global_batch_size")
-    if not microbatches and batch:
-        microbatches = batch // (layout.data * layout.micro_batch_size)
-    if not microbatches:
-        microbatches = assumed["num_microbatches"] = layout.pipeline
-    workload = Workload(
-        sequence_length=record["sequence_length"],
-        global_batch_size=batch or microbatches * layout.data * layout.micro_batch_size,
-        precision=record["precision"]["compute"],
-    )
-    layout = replace(layout, layers_by_stage=_stages(record, trainer, shape, layout))
-    group = record["parallelism"].get("microbatch_group") if layout.virtual_pipeline > 1 else None
-    return Case(Job(shape, workload, facts, group, techniques), layout, int(microbatches), bool(batch), assumed)
-
-
-def _stages(record: Record, trainer: Trainer, shape: ModelShape, layout: Layout) -> tuple[int, ...]:
-    """Return the layers of each virtual stage, nothing if they are even. A record has those of each rank: with several
-    chunks the embedding takes the place of a layer in the first chunk of the first rank, the head in the last of the
-    last (`--account-for-embedding-in-pipeline-split`, core 0.19); other ranks spread theirs."""
-    by_stage = (record.get("techniques") or {}).get("layers_by_stage")
-    if by_stage:
-        return tuple(by_stage)
-    uneven = record["parallelism"].get("layers_per_pipeline_rank") or trainer.split(shape, layout)
-    if not uneven:
-        return _ends_for_layers(shape, layout) if trainer.ends_count else ()
-    ranks, p, v = [int(n) for n in uneven], layout.pipeline, layout.virtual_pipeline
-    if len(ranks) != p or sum(ranks) != shape.num_layers:
-        raise Unsupported(f"layers_per_pipeline_rank {uneven} does not add up to {shape.num_layers} layers")
-    chunks = [[-(-layers // v)] * v for layers in ranks]
-    for rank, layers in enumerate(ranks):
-        if 0 < rank < p - 1:
-            chunks[rank] = [layers // v + (chunk < layers % v) for chunk in range(v)]
-            continue
-        missing = sum(chunks[rank]) - layers
-        order = range(v) if rank == 0 else range(v - 1, -1, -1)
-        for chunk in order:
-            removed = min(missing, chunks[rank][chunk])
-            chunks[rank][chunk] -= removed
-            missing -= removed
-    return tuple(chunks[rank][chunk] for chunk in range(v) for rank in range(p))
-
-
-def _ends_for_layers(shape: ModelShape, layout: Layout) -> tuple[int, ...]:
-    """Return the split in which the embedding and the head each stand for a layer, so that the first and the last
-    virtual stage have one layer less. Megatron refuses layers that its stages do not divide otherwise
-    (`--account-for-embedding-in-pipeline-split`, `--account-for-loss-in-pipeline-split`; arguments.py validate_args,
-    core 0.19). Llama 3.1 405B and Qwen3 235B, with 126 and 94 layers, are split so in NVIDIA's perf recipes."""
-    stages = layout.pipeline * layout.virtual_pipeline
-    if stages == 1 or not shape.num_layers % stages:
-        return ()
-    each, left = divmod(shape.num_layers + 2, stages)
-    return () if left else (each - 1, *(each,) * (stages - 2), each - 1)
-
-
-def _refuse(record: Record, trainer: Trainer) -> None:
-    backend = record["backend"]
-    if record["gpu"] == CPU and not trainer.runs_on_cpus:
-        raise Unsupported(f"what a process of {backend} holds on a CPU-only machine is not known; DeepSpeed's is")
-    if record["peak_kind"] == "resident" and record["gpu"] != CPU:
-        raise Unsupported(
-            "resident memory is predicted on CPU-only machines; beside a GPU, the node's is (peak kind host)"
-        )
-    optimizer = record["optimizer"]
-    if optimizer["name"] not in ("adam", *trainer.optimizers):
-        raise Unsupported(f"optimizer.name {optimizer['name']!r}: the states it keeps are not modelled for {backend}")
-    recipe = record["precision"].get("fp8_recipe")
-    if recipe and recipe not in trainer.formats:
-        raise Unsupported(
-            f"precision.fp8_recipe {recipe!r}: {_why_not_priced(recipe, tuple(trainer.formats), backend)}"
-        )
-    graphs = key_of(CudaGraphs)
-    unknown = set((record.get("techniques") or {}).get(graphs) or ()) - set(get_args(GraphScope))
-    if unknown:
-        raise Unsupported(f"techniques.{graphs} {sorted(unknown)}: what these graphs keep is not modelled")
-    amount_known = record.get("techniques") or _offloads_checkpoints(record, trainer)
-    if record["implementation"].get("cpu_activation_offload") and not amount_known:
-        raise Unsupported(
-            "implementation.cpu_activation_offload: of how many layers the activations leave the device is not recorded"
-        )
-
-
-def _why_not_priced(recipe: str, formats: Sequence[str], backend: str) -> str:
-    if formats and recipe in UNSPECIFIC_RECIPES:
-        return f"does not say how it scales, which decides the copies kept; known are {', '.join(formats)}"
-    return f"not modelled for {backend}, whose known ones are {', '.join(formats) or 'none'}"
-
-
-def _shape(record: Record) -> ModelShape:
-    m, moe, mla = record["model"], record["model"].get("moe"), record["model"].get("mla")
-    flags: Record = {name: bool(m.get(name)) for name in SHAPE_FLAGS}
-    rates: Record = {name: m.get(name) or 0.0 for name in ("attention_dropout", "hidden_dropout")}
-    return ModelShape(
-        **{name: m[name] for name in SHAPE_SIZES},
-        **flags,
-        **rates,
-        vocab_size=m["padded_vocab_size"],
-        max_position_embeddings=record["sequence_length"],
-        mtp_num_layers=m.get("mtp_num_layers") or 0,
-        moe=_moe(moe, m["num_layers"], m["ffn_hidden_size"]) if moe else None,
-        mla=MlaShape(**{"q_lora_rank": None, **mla}) if mla else None,
-        **_family_fields(m),
-    )
-
-
-def _family_fields(model: Record) -> dict[str, Any]:
-    """Return the fields that only records of our own runs have."""
-    values = {name: model[name] for name in OF_FAMILIES if model.get(name) is not None}
-    sections = {
-        name: section_from(cls, values[name]) for name, cls in sections_of(ModelShape).items() if name in values
+def recorded_job(recipe: Recipe, layout: Layout) -> dict[str, Any]:
+    """Return what a record says of the job that ran: the part of its recipe that decides bytes and seconds, what has
+    its default left out, and the layout. `recipe` has the techniques that were chosen."""
+    training = {name: getattr(recipe.training, name) for name in OF_TRAINING}
+    backend = {name: getattr(recipe.backend, name) for name in OF_BACKEND}
+    for section, name in ((training, "start_from"), (backend, "script")):
+        section[name] = None if section[name] is None else Path(section[name]).name
+    content = {
+        "model": plain_content(recipe.model),
+        "backend": plain_content(BackendChoice(**backend)),
+        "training": plain_content(Training(**training)),
+        "techniques": recipe.techniques.as_json(),
+        "environment": {name: text for name, text in recipe.environment.items() if name in ALLOCATOR_NAMES},
     }
-    return values | sections
+    if recipe.data.attention_masks:
+        content["data"] = {"attention_masks": True}
+    stated = {name: values for name, values in content.items() if values}
+    return {"recipe": stated, "layout": layout.as_json()}
 
 
-def _moe(moe: Mapping[str, Any], layers: int, ffn_hidden_size: int) -> MoeShape:
-    return MoeShape(
-        num_experts=moe["num_experts"],
-        topk=moe["topk"],
-        ffn_hidden_size=moe.get("ffn_hidden_size") or ffn_hidden_size,
-        shared_expert_ffn_hidden_size=moe.get("shared_expert_ffn_hidden_size") or 0,
-        layer_pattern=tuple(moe.get("layer_pattern") or (1,) * layers),
-        capacity_factor=moe.get("capacity_factor"),
-        grouped_gemm=moe.get("grouped_gemm"),
-        shared_expert_gate=bool(moe.get("shared_expert_gate")),
-        latent_size=moe.get("latent_size"),
-        router=Router(**{name: value for name, value in (moe.get("router") or {}).items() if name in ROUTER_FIELDS}),
+def case_of(record: Record, clusters: Mapping[str, Cluster]) -> Case:
+    """Return the estimator's inputs for a record. `clusters` are the machines of known accelerators
+    (`cluster.cards.machines`). Raises Unsupported with the reason if it cannot be priced."""
+    content = record.get("recipe")
+    if not isinstance(content, Mapping) or not isinstance(record.get("layout"), Mapping):
+        raise Unsupported(NO_RECIPE)
+    layout = Layout.from_json(record["layout"])
+    if min(getattr(layout, name) for name in SIZES) < 1:
+        raise Unsupported(NO_SIZES)
+    cluster = recorded_machine(record, clusters)
+    if cluster is None:
+        raise Unsupported(NO_MACHINE)
+    recipe = Recipe(
+        name=str(record.get("id")),
+        model=section_from(ModelShape, content["model"]),
+        backend=section_from(BackendChoice, {**content["backend"], "version": record.get("backend_version")}),
+        cluster=cluster,
+        nodes=max(layout.world_size // cluster.devices_per_node, 1),
+        training=section_from(Training, content["training"]),
+        data=section_from(Data, content.get("data") or {}),
+        techniques=Techniques.from_json(content.get("techniques") or {}),
+        environment=content.get("environment") or {},
+        pins={"zero_stage": layout.zero_stage},
     )
+    job = job_of(recipe, backend_for(recipe), record.get("baseline_bytes") if record["gpu"] == CPU else None)
+    microbatches = layout.num_microbatches(recipe.workload.global_batch_size)
+    return Case(job, layout, microbatches, job_class(recipe), cluster)
 
 
-def _with_kernels(record: Record, facts: MemoryFacts) -> MemoryFacts:
-    """Return the facts with the kernels that a record names, whatever its trainer."""
-    implementation = record["implementation"]
-    attention = replace(
-        facts.attention,
-        attention_scores_saved=implementation.get("attention") in UNFUSED,
-        attention_narrow=bool(implementation.get("fp8_attention")),
-    )
-    mixture = replace(facts.mixture, experts_fused=bool(implementation.get("fused_grouped_mlp")))
-    if implementation.get("forced_load_balancing"):  # random scores in place of the router's
-        mixture = replace(mixture, expert_imbalance=1.0)
-    states = replace(facts.states, pad_vocabulary=False)  # the record's own padded size is used
-    return replace(facts, states=states, attention=attention, mixture=mixture)
+def model_text(shape: ModelShape) -> str:
+    """Return a text that is equal for runs of one model, however they are split."""
+    return f"{shape.name} {shape.num_layers}x{shape.hidden_size}"
 
 
-def _offloads_checkpoints(record: Record, trainer: Trainer) -> bool:
-    """Whether everything that full recompute keeps is offloaded: the only amount that a record of one trainer tells."""
-    implementation, full = record["implementation"], record["recompute"]["granularity"] == "full"
-    return bool(implementation.get("cpu_activation_offload")) and full and trainer.offloads_all
-
-
-def _techniques(record: Record, trainer: Trainer) -> Techniques:
-    """Return a record's techniques: of our own runs from a section for them, of others from the fields that tell. The
-    dispatcher of tokens is recorded with the experts."""
-    dispatch = key_of(TokenDispatch)
-    dispatcher = (record["model"].get("moe") or {}).get(dispatch)
-    if record.get("techniques"):
-        stated = {dispatch: dispatcher, **record["techniques"]}
-        return Techniques.from_json({name: value for name, value in stated.items() if name not in OF_THE_LAYOUT})
-    recompute = record["recompute"]
-    return Techniques(
-        token_dispatcher=dispatcher,
-        recompute_modules=tuple(recompute.get("modules") or ()),
-        recompute_method=recompute["method"] if recompute.get("method") in ("uniform", "block") else "uniform",
-        offload_checkpoints=_offloads_checkpoints(record, trainer),
-        offload_optimizer=1.0 if record["optimizer"].get("offload") else 0.0,
-        cuda_graphs=trainer.graphs(record),
-    )
-
-
-def _layout(record: Record) -> Layout:
-    p = record["parallelism"]
-    return Layout(
-        **{name: p[name] for name in SPLITS},
-        virtual_pipeline=p["virtual_pipeline"] or 1,
-        micro_batch_size=record["micro_batch_size"],
-        sequence_parallel=int(bool(p.get("sequence_parallel")) and p["tensor"] > 1),
-        zero_stage=int(record["optimizer"]["zero_stage"] or 0),
-        recompute=RECOMPUTE_NAMES.index(record["recompute"]["granularity"]),
-        recompute_layers=record["recompute"].get("num_layers") or 0,
-        offload_layers=(record.get("techniques") or {}).get(OFFLOAD_LAYERS, 0),
-    )
+def case_or_reason(record: Record, clusters: Mapping[str, Cluster]) -> Case | str:
+    """Return the estimator's inputs for a record, or why it cannot be priced. The store takes over any JSON object with
+    an id, so a record may only look like a measurement."""
+    try:
+        return case_of(record, clusters)
+    except (Unsupported, UserError) as refusal:
+        return str(refusal)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        return NO_RECORD
 
 
 @dataclass(frozen=True)
@@ -271,9 +158,8 @@ class Prediction:
     outside: FloatColumn  # of torch
 
 
-def predict(records: Sequence[Record]) -> list[Prediction | str]:
-    """Return for each record its prediction, or why there is none. Records of equal jobs are priced together."""
-    cases = [case_or_reason(record) for record in records]
+def predict(cases: Sequence[Case | str]) -> list[Prediction | str]:
+    """Return for each case its prediction, or why there is none. Equal jobs are priced together."""
     predictions: list[Prediction | str] = [case if isinstance(case, str) else "" for case in cases]
     by_job: dict[Job, list[tuple[int, Case]]] = {}
     for index, case in enumerate(cases):
@@ -284,18 +170,6 @@ def predict(records: Sequence[Record]) -> list[Prediction | str]:
             for (index, _), prediction in zip(piece, _predict_job(job, [case for _, case in piece]), strict=True):
                 predictions[index] = prediction
     return predictions
-
-
-def case_or_reason(record: Record, trainers: Mapping[str, Trainer] = TRAINERS) -> Case | str:
-    """Return the estimator's inputs for a record of one of these trainers, or why it cannot be priced. The store takes
-    over any JSON object with an id, so a record may only look like a measurement."""
-    try:
-        case = case_of(record, trainers)
-        return case if min(getattr(case.layout, name) for name in SIZES) >= 1 else NO_SIZES
-    except Unsupported as refusal:
-        return str(refusal)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        return NO_RECORD
 
 
 def _pieces(members: Sequence[tuple[int, Case]]) -> Iterator[Sequence[tuple[int, Case]]]:

@@ -34,6 +34,9 @@ from pathlib import Path
 from llmlaunch.calibration.margins import DIED as INFINITE
 from llmlaunch.calibration.margins import FUJII_SHARE, NEAR, Score, runs_needed
 from llmlaunch.calibration.records import TABLES
+from llmlaunch.frameworks.argument import expands_segments
+from llmlaunch.frameworks.registry import recorded_name
+from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
 
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "EvidenceRun",
     "JobClass",
     "evidence_margin",
+    "job_class",
     "own_runs",
     "shipped_runs",
 ]
@@ -103,6 +107,18 @@ class JobClass:
             (others, (traced,)),
             ("runs of all backends", ()),
         )
+
+
+def job_class(recipe: Recipe) -> JobClass:
+    """Return the class of measured runs that the recipe's jobs are compared with."""
+    name, training = recorded_name(recipe), recipe.training
+    return JobClass(
+        backend=TABLES.get(name, name),
+        mixture=recipe.model.moe is not None,
+        narrow=training.numbers.narrow is not None,
+        capability=recipe.cluster.accelerator.compute_capability,
+        whole_segments=not expands_segments(recipe),
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""A new calibration from a pool of runs, or why there is none. Pure: no store, no clock.
+"""A new calibration from the measured runs of one class, of their peaks or of their step times, or why there is none.
+Pure: no store, no clock.
 
 Errors are of predictions with a correction that never saw the run's model: runs are left out by model, all
 configurations of it at once, because what is to be predicted next is a layout or a model that has not run. If all runs
@@ -8,45 +9,38 @@ are of one model they are left out by configuration, which tells nothing of othe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import Any, Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.calibration.calibrations import Calibration, Errors, TrainingData, calibration_id
+from llmlaunch.calibration.calibrations import (
+    Calibration,
+    Errors,
+    Learned,
+    Quantity,
+    TrainingData,
+    calibration_id,
+)
 from llmlaunch.calibration.margins import (
     BOUNDING,
-    DIED,
-    FUJII_SHARE,
     RISKS,
+    STEP,
     Bound,
     Score,
     bound_at,
     runs_needed,
     scores_of_best_kind,
 )
-from llmlaunch.calibration.pool import DEVICE, Peaks, Pool, PooledRun, gather, pools
-from llmlaunch.calibration.records import Record, table_of
-from llmlaunch.calibration.residual import PARTS, Equations, Parts, correction_of, equations_of
-from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
-from llmlaunch.memory.job import NO_CORRECTION, Correction
 
-__all__ = [
-    "FEWEST_RUNS",
-    "LearningResult",
-    "errors_of",
-    "folds_of",
-    "gains",
-    "learn",
-    "score_runs",
-    "scores_of_records",
-    "uniform",
-]
+__all__ = ["Fit", "LearningResult", "MeasuredRun", "MeasuredRuns", "errors_of_scores", "folds_of", "gains", "learn"]
 
-FEWEST_RUNS = 10  # that lived, with a known device or reserved peak
+KINDS = (*BOUNDING, STEP)
+WHOLE = (BOUNDING[0], STEP)  # kinds of which nothing was left unmeasured
 MOST_FOLDS = 10
 # Differences of the mean error, and of what a plan sets aside, that do not count. What is in use was learned from some
 # of the same runs and is not cross-validated on them; by about as much it looks better than it is.
@@ -54,113 +48,110 @@ ERROR_TOLERANCE, ROOM_TOLERANCE = 0.002, 0.005
 SURE = 1.645  # standard errors: a gain that chance gives once in twenty
 
 
+class MeasuredRun(Protocol):
+    """One configuration that ran. `model` is equal for runs of one model, however they are split; `lines` has one line
+    for each record, equal for equal data."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def version(self) -> str | None: ...
+    @property
+    def lines(self) -> tuple[str, ...]: ...
+    @property
+    def died(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Fit(Generic[Learned]):
+    """What runs teach: the correction, and the errors and scores of predictions by corrections that had not seen
+    them."""
+
+    correction: Learned
+    errors: Errors
+    scores: tuple[Score, ...]
+
+
+class MeasuredRuns(Protocol[Learned]):
+    """The runs of one class that something is learned from. `lived` are those with a measured quantity, of which
+    `fewest` are `needed`, in words. `name` is what ids begin with. `plain_refusal` is why a correction that changes
+    nothing is not taken, None if it is, for its scores."""
+
+    @property
+    def quantity(self) -> Quantity[Learned]: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def accelerator(self) -> str: ...
+    @property
+    def name(self) -> tuple[str, str]: ...
+    @property
+    def runs(self) -> Sequence[MeasuredRun]: ...
+    @property
+    def lived(self) -> int: ...
+    @property
+    def fewest(self) -> int: ...
+    @property
+    def needed(self) -> str: ...
+    @property
+    def plain_refusal(self) -> str | None: ...
+    def errors(self, correction: Learned) -> Errors: ...
+    def fit(self) -> Fit[Learned]: ...
+
+
 @dataclass(frozen=True)
 class LearningResult:
-    """What came of a pool. `calibration` is None if there were too few runs. `refusal` is a sentence without a full
+    """What came of a class of runs. `calibration` is None if there were too few. `refusal` is a sentence without a full
     stop if the calibration must not be used, None if it may."""
 
+    quantity: Quantity[Any]
     backend: str
     accelerator: str
+    device: str  # the name of the accelerator alone
     runs: int
     died: int
-    calibration: Calibration | None
+    calibration: Calibration[Any] | None
     refusal: str | None
 
 
-@dataclass(frozen=True)
-class RunCorrections:
-    """The correction by which each run of a pool is predicted, one number a run."""
-
-    torch_share: FloatColumn
-    outside_bytes: FloatColumn
-
-
-@dataclass(frozen=True)
-class RunScores:
-    """One number a run: measured / predicted of its device peak, or of its reserved peak with the predicted bytes
-    outside (`kind` is the index in BOUNDING), by the highest of its repeats and by their median; NaN if neither peak is
-    known. `shortfall` is the logarithm of what a run that died needed at least over its prediction."""
-
-    kind: IntColumn
-    worst: FloatColumn
-    typical: FloatColumn
-    shortfall: FloatColumn
-    share: FloatColumn  # predicted, of the rule's limit; NaN if the card is not known
-
-
-def learn(pool: Pool, before: Calibration | None, made_at: float, llmlaunch: str, estimator: str) -> LearningResult:
-    """Learn from the runs that somebody could have planned: predicted within their card without any correction or by
-    the one in use. `before` is the calibration in use; `llmlaunch` and `estimator` name the program that learns."""
-    plain = score_runs(pool, uniform(pool, NO_CORRECTION))
-    in_use = score_runs(pool, uniform(pool, NO_CORRECTION if before is None else before.correction))
-    died = np.array([run.died for run in pool.runs])
-    within = ~(np.fmin(plain.share, in_use.share) * FUJII_SHARE > 1.0)
-    chosen = within & (died | np.isfinite(plain.worst))
-    lived = int(np.sum(chosen & ~died & np.isfinite(plain.typical)))
-    result = LearningResult(pool.backend, pool.accelerator, int(np.sum(chosen)), int(np.sum(chosen & died)), None, None)
-    if lived < FEWEST_RUNS:
-        return replace(result, refusal=_too_few(lived, result.died))
-    calibration = _calibration(pool, chosen, errors_of(pool, in_use, chosen), made_at, llmlaunch, estimator)
-    return replace(result, calibration=calibration, refusal=_regression(calibration.before, calibration.after))
-
-
-def _calibration(
-    pool: Pool, chosen: NDArray[np.bool_], before: Errors, made_at: float, llmlaunch: str, estimator: str
-) -> Calibration:
-    """Runs of one model are no ground to promise other models less: then no part may be negative (`only_up`)."""
-    equations = equations_of(pool).of(chosen)
-    runs = [run for run, counts in zip(pool.runs, chosen, strict=True) if counts]
-    only_up = len({run.model for run in runs}) == 1
-    parts = _best_parts(pool, equations, chosen, only_up)
-    scores = score_runs(pool, cross_validated(pool, equations, parts, only_up))
-    new_id = calibration_id(pool.backend, pool.accelerator, made_at)
-    return Calibration(
+def learn(
+    measured: MeasuredRuns[Learned], before: Calibration[Learned] | None, made_at: float, llmlaunch: str, estimator: str
+) -> LearningResult:
+    """Learn from the runs of a class. `before` is the calibration in use; `llmlaunch` and `estimator` name the program
+    that learns."""
+    quantity, runs = measured.quantity, measured.runs
+    died = sum(run.died for run in runs)
+    result = LearningResult(
+        quantity, measured.backend, measured.accelerator, measured.name[1], len(runs), died, None, None
+    )
+    if measured.lived < measured.fewest:
+        beside = f", beside {died} that ran out of memory" if died else ""
+        few = f"{measured.fewest} {measured.needed}; the store holds {measured.lived}{beside}"
+        return replace(result, refusal=few)
+    counts = before is not None and (quantity.outdated_counts or before.estimator == estimator)
+    in_use = before.correction if before is not None and counts else quantity.none
+    fit, new_id = measured.fit(), calibration_id(*measured.name, made_at)
+    calibration = Calibration(
+        quantity=quantity,
         id=new_id,
-        backend=pool.backend,
-        accelerator=pool.accelerator,
+        backend=measured.backend,
+        accelerator=measured.accelerator,
         made_at=made_at,
         llmlaunch=llmlaunch,
         estimator=estimator,
         data=_training_data(runs),
-        correction=replace(correction_of(equations, parts, only_up), calibration_id=new_id),
-        before=before,
-        after=errors_of(pool, scores, chosen),
-        scores=tuple(scores_of_runs(pool, scores, chosen)),
+        correction=replace(fit.correction, calibration_id=new_id),
+        before=measured.errors(in_use),
+        after=fit.errors,
+        scores=fit.scores,
     )
+    refusal = measured.plain_refusal if fit.correction == quantity.none else None
+    return replace(result, calibration=calibration, refusal=refusal or _regression(calibration.before, fit.errors))
 
 
-def _best_parts(pool: Pool, equations: Equations, chosen: NDArray[np.bool_], only_up: bool) -> Parts:
-    """Return the plainest correction that predicts runs of unseen models no worse than any other does. More parts are
-    learned only if the mean loss falls by more than chance explains."""
-    models = np.array([run.model for run in pool.runs])[chosen]
-    losses = {
-        parts: _loss(score_runs(pool, cross_validated(pool, equations, parts, only_up)))[chosen] for parts in PARTS
-    }
-    best = PARTS[0]
-    for parts in sorted(PARTS[1:], key=lambda parts: (sum(parts), float(np.mean(losses[parts])))):
-        if sum(parts) > sum(best) and gains(losses[best] - losses[parts], models):
-            best = parts
-    return best
-
-
-def _loss(scores: RunScores) -> FloatColumn:
-    """Return how far each prediction is off, as a logarithm; of a run that died, how far it is below what was
-    needed."""
-    return np.where(np.isfinite(scores.typical), np.abs(np.log(scores.typical)), scores.shortfall)
-
-
-def gains(gain: FloatColumn, models: NDArray[np.str_]) -> bool:
-    """Whether the mean is SURE standard errors above zero. They are taken over models: two runs of one model are not
-    two witnesses."""
-    groups = np.unique(models, return_inverse=True)[1]
-    if groups.max(initial=0) == 0:
-        groups = np.arange(len(gain))
-    sums = np.bincount(groups, weights=gain - np.mean(gain))
-    error = float(np.sqrt(np.sum(sums**2) * len(sums) / (len(sums) - 1))) / len(gain)
-    return float(np.mean(gain)) > max(SURE * error, 1e-6)
-
-
-def _training_data(runs: Sequence[PooledRun]) -> TrainingData:
+def _training_data(runs: Sequence[MeasuredRun]) -> TrainingData:
     lines = sorted(line for run in runs for line in run.lines)
     return TrainingData(
         runs=len(runs),
@@ -169,14 +160,6 @@ def _training_data(runs: Sequence[PooledRun]) -> TrainingData:
         digest=sha256("\n".join(lines).encode()).hexdigest(),
         families=dict(sorted(Counter(run.family for run in runs).items())),
         versions=dict(sorted(Counter(run.version or "unknown" for run in runs).items())),
-    )
-
-
-def _too_few(lived: int, died: int) -> str:
-    beside = f", beside {died} that ran out of memory" if died else ""
-    return (
-        f"{FEWEST_RUNS} runs are needed that succeeded and whose device or reserved peak is known; the store holds "
-        f"{lived}{beside}"
     )
 
 
@@ -197,20 +180,15 @@ def _regression(before: Errors, after: Errors) -> str | None:
     return None
 
 
-def uniform(pool: Pool, correction: Correction) -> RunCorrections:
-    """Return the same correction for every run."""
-    return RunCorrections(np.full(len(pool), correction.torch_share), np.full(len(pool), correction.outside_bytes))
-
-
-def cross_validated(pool: Pool, equations: Equations, parts: Parts, only_up: bool) -> RunCorrections:
-    """Return for each run the correction learned from the runs of the other folds."""
-    folds = folds_of([run.model for run in pool.runs])
-    share, outside = np.zeros(len(pool)), np.zeros(len(pool))
-    for fold in np.unique(folds):
-        inside = folds == fold
-        correction = correction_of(equations.of(~inside), parts, only_up)
-        share[inside], outside[inside] = correction.torch_share, correction.outside_bytes
-    return RunCorrections(share, outside)
+def gains(gain: FloatColumn, models: NDArray[np.str_]) -> bool:
+    """Whether the mean is SURE standard errors above zero. They are taken over models: two runs of one model are not
+    two witnesses."""
+    groups = np.unique(models, return_inverse=True)[1]
+    if groups.max(initial=0) == 0:
+        groups = np.arange(len(gain))
+    sums = np.bincount(groups, weights=gain - np.mean(gain))
+    error = float(np.sqrt(np.sum(sums**2) * len(sums) / (len(sums) - 1))) / len(gain)
+    return float(np.mean(gain)) > max(SURE * error, 1e-6)
 
 
 def folds_of(models: Sequence[str]) -> IntColumn:
@@ -226,101 +204,26 @@ def folds_of(models: Sequence[str]) -> IntColumn:
     return np.array([fold[model] for model in models])
 
 
-def score_runs(pool: Pool, corrections: RunCorrections) -> RunScores:
-    """Score each run of a pool by its own correction."""
-    kind = np.full(len(pool), -1)
-    worst, typical = np.full(len(pool), np.nan), np.full(len(pool), np.nan)
-    shortfall = np.zeros(len(pool))
-    for index, quantity in reversed(list(enumerate(BOUNDING))):  # device last: it is preferred
-        peaks = pool.peaks[quantity]
-        torch, outside = _corrected(peaks.reserved, peaks.outside, peaks.runs, corrections)
-        beside = np.zeros(len(torch)) if quantity == DEVICE else outside  # was not measured
-        highest = _highest_ratio(peaks, torch + outside, peaks.worst + beside, len(pool))
-        kind[~np.isnan(highest)] = index
-        worst = np.where(np.isnan(highest), worst, highest)
-        usual = _highest_ratio(peaks, torch + outside, peaks.typical + beside, len(pool))
-        typical = np.where(np.isnan(usual), typical, usual)
-        needed = peaks.needed
-        lacking = np.log(np.maximum(peaks.worst, 1.0) / np.maximum(torch + (quantity == DEVICE) * outside, 1.0))
-        np.maximum.at(shortfall, peaks.runs[needed], lacking[needed])
-    return RunScores(kind, worst, typical, shortfall, _limit_shares(pool, corrections))
-
-
-def _corrected(
-    reserved: FloatColumn, outside: FloatColumn, runs: IntColumn, corrections: RunCorrections
-) -> tuple[FloatColumn, FloatColumn]:
-    """Return torch's bytes and those outside (`memory.job.Correction`)."""
-    return (
-        reserved * (1.0 + corrections.torch_share[runs]),
-        np.maximum(outside + corrections.outside_bytes[runs], 0.0),
-    )
-
-
-def _highest_ratio(peaks: Peaks, predicted: FloatColumn, measured: FloatColumn, runs: int) -> FloatColumn:
-    """Return for each run the highest measured of its stages over the highest predicted of the same stages; NaN for a
-    run that has none."""
-    known = ~peaks.needed & np.isfinite(measured)
-    top_measured, top_predicted = np.full(runs, -np.inf), np.full(runs, 1.0)
-    np.maximum.at(top_measured, peaks.runs[known], measured[known])
-    np.maximum.at(top_predicted, peaks.runs[known], predicted[known])
-    return np.where(np.isfinite(top_measured), top_measured / top_predicted, np.nan)
-
-
-def _limit_shares(pool: Pool, corrections: RunCorrections) -> FloatColumn:
-    sizes = np.diff([*pool.starts, len(pool.reserved)])
-    torch, outside = _corrected(pool.reserved, pool.outside, np.repeat(np.arange(len(pool)), sizes), corrections)
-    cards = np.array([run.card_bytes or np.nan for run in pool.runs], dtype=np.float64)
-    return np.asarray(np.maximum.reduceat(torch + outside, pool.starts) / (FUJII_SHARE * cards))
-
-
-def scores_of_runs(pool: Pool, scores: RunScores, chosen: NDArray[np.bool_]) -> list[Score]:
-    """Return the scores of the chosen runs that are not predicted above their card, because no plan is ever there. A
-    death counts for every kind of peak."""
-    listed = []
-    for index in np.flatnonzero(chosen & ~(scores.share * FUJII_SHARE > 1.0)).tolist():
-        run = pool.runs[index]
-        share = float(scores.share[index]) if np.isfinite(scores.share[index]) else None
-        if run.died:
-            listed += [Score(DIED, kind, run.family, run.version, share) for kind in BOUNDING]
-        elif scores.kind[index] >= 0:
-            kind = BOUNDING[scores.kind[index]]
-            listed.append(Score(float(scores.worst[index]), kind, run.family, run.version, share))
-    return listed
-
-
-def scores_of_records(
-    records: Iterable[Record], clusters: Mapping[str, Cluster], backend: str, accelerator: str
-) -> list[Score]:
-    """Return the scores, without any correction, of all runs of a backend (a value of TABLES) on `accelerator`.
-    `records` come the newest first."""
-    configurations, _ = gather(record for record in records if table_of(record) == backend)
-    for pool in pools(configurations, clusters)[0]:
-        if pool.accelerator == accelerator:
-            return scores_of_runs(pool, score_runs(pool, uniform(pool, NO_CORRECTION)), np.ones(len(pool), np.bool_))
-    return []
-
-
-def errors_of(pool: Pool, scores: RunScores, chosen: NDArray[np.bool_]) -> Errors:
-    """Return the errors on the chosen runs that lived, and the bounds that all chosen runs give."""
-    lived = chosen & np.isfinite(scores.typical) & ~np.array([run.died for run in pool.runs])
-    over = 1.0 / scores.typical[lived] - 1.0
-    worst = scores.worst[lived]
-    listed, bias = scores_of_runs(pool, scores, chosen), float(np.mean(over))
+def errors_of_scores(typical: FloatColumn, worst: FloatColumn, scores: Sequence[Score]) -> Errors:
+    """Return the errors of runs that lived, by measured / predicted of their repeats: the median and the highest; and
+    the bounds that the scores of all runs give."""
+    over = 1.0 / typical - 1.0
+    bias = float(np.mean(over))
     return Errors(
         mape=float(np.mean(np.abs(over))),
         bias=bias,
         worst_under=max(float(np.max(worst)) - 1.0, 0.0),
         under_share=float(np.mean(worst > 1.0)),
-        bounds=tuple(_bound_with_room(listed, risk, bias) for risk in RISKS),
+        bounds=tuple(_bound_with_room(scores, risk, bias) for risk in RISKS),
     )
 
 
 def _bound_with_room(scores: Sequence[Score], risk: float, bias: float) -> Bound:
     """Return the bound over one kind of peak. What was not measured outside torch lets a bound on `reserved` never be
     below 1."""
-    of_kind = scores_of_best_kind(scores, runs_needed(risk))
+    of_kind = scores_of_best_kind(scores, runs_needed(risk), KINDS)
     bound = bound_at(risk, of_kind)
-    if of_kind and of_kind[0].kind != DEVICE:
+    if of_kind and of_kind[0].kind not in WHOLE:
         bound = replace(bound, ratio=_at_least_one(bound.ratio), near_limit_ratio=_at_least_one(bound.near_limit_ratio))
     worse = bound.worse
     return bound if worse is None else replace(bound, room=(1.0 + bias) * max(worse, 1.0))

@@ -35,6 +35,7 @@ __all__ = [
     "FUJII_SHARE",
     "NEAR",
     "RISKS",
+    "STEP",
     "Bound",
     "Margin",
     "Score",
@@ -50,13 +51,15 @@ FUJII_SHARE = 0.80  # of device memory is safe to use: Fujii et al., arXiv 2411.
 RISKS = (0.1, 0.05, 0.01)  # at which bounds are reported
 NEAR = 0.5  # of the rule's limit: from here on a planner chooses
 DIED = math.inf  # the score of a run that ran out of memory
+STEP = "step"  # the kind of a score of a step time
 BOUNDING = ("device", "reserved")  # kinds of peak a plan's margin may rest on, best first
 
 
 @dataclass(frozen=True)
 class Score:
-    """One run: measured / predicted peak of one kind, or `DIED`. `family` is that of its model, `version` that of its
-    framework, `share` the predicted device bytes as a share of the rule's limit (None if its card is not known)."""
+    """One run: measured / predicted peak of one kind, or step time, or `DIED`. `family` is that of its model, `version`
+    that of its framework, `share` the predicted device bytes as a share of the rule's limit (None if its card is not
+    known, and of step times)."""
 
     score: float
     kind: str

@@ -13,12 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.calibration.cases import NO_RECORD, Prediction, predict
+from llmlaunch.calibration.cases import NO_RECORD, Prediction, case_or_reason, model_text, predict
 from llmlaunch.calibration.records import (
     CONFIGURATION,
     Record,
@@ -214,7 +213,7 @@ def pools(configurations: Sequence[Configuration], clusters: Mapping[str, Cluste
     """Return a pool for every backend and accelerator, and how many configurations are not priced for which reason."""
     members: dict[tuple[str, str], list[Member]] = {}
     unpriced: Counter[str] = Counter()
-    predictions = predict([configuration.record for configuration in configurations])
+    predictions = predict([case_or_reason(configuration.record, clusters) for configuration in configurations])
     for configuration, prediction in zip(configurations, predictions, strict=True):
         if isinstance(prediction, str):
             unpriced[prediction] += 1
@@ -238,10 +237,9 @@ def _pool(backend: str, accelerator: str, members: Sequence[Member], clusters: M
 
 
 def _pooled_run(configuration: Configuration, prediction: Prediction, clusters: Mapping[str, Cluster]) -> PooledRun:
-    model: Mapping[str, Any] = configuration.record["model"]
     version = configuration.record.get("backend_version")
     return PooledRun(
-        model=f"{model.get('name')} {model.get('num_layers')}x{model.get('hidden_size')}",
+        model=model_text(prediction.shape),
         family=kind_of(prediction.shape),
         version=version if isinstance(version, str) else None,
         lines=tuple(configuration.lines),

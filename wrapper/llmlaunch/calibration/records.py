@@ -71,6 +71,8 @@ class MeasurementRecord(TypedDict, total=False):
     precision: dict[str, Any]
     implementation: dict[str, Any]
     techniques: dict[str, Any] | None
+    recipe: dict[str, Any]  # of a run of llmlaunch's own, in place of the sections before: what of it decides bytes
+    layout: dict[str, Any]
     source: dict[str, Any]
     step_seconds: float | None
     tokens_per_second_per_gpu: float | None
@@ -103,14 +105,13 @@ TABLES = {name: trainer.table for name, trainer in RECORDED_TRAINERS.items()}
 """The fact table of each backend that is priced. Runs of backends that share a table say something of one another."""
 
 SECTIONS = ("model", "parallelism", "optimizer", "recompute", "precision", "implementation")
-REQUIRED = (
-    *("id", "family", "peak_kind", "peak_bytes", "backend", "gpu", "sequence_length", "micro_batch_size"),
-    *SECTIONS,
-)
+OF_RECIPE = ("recipe", "layout")
+REQUIRED = ("id", "family", "peak_kind", "peak_bytes", "backend", "gpu", "sequence_length", "micro_batch_size")
 NAMES = ("id", "family", "peak_kind", "backend", "gpu")  # never null
 CONFIGURATION = (
     *("backend", "gpu", "gpu_memory_bytes", "world_size", "model", "sequence_length", "micro_batch_size"),
     *("global_batch_size", "parallelism", "optimizer", "recompute", "precision", "implementation", "techniques"),
+    *("recipe", "layout"),
 )
 CPU = "cpu"  # the `gpu` of records of CPU-only machines
 UNFUSED = ("unfused", "eager")  # attention that writes its scores out; the second is Hugging Face's name
@@ -167,10 +168,11 @@ def _refuse_constant(name: str) -> float:
 
 def problem(record: Record) -> str | None:
     """Return why a JSON object is no measurement record, or None if it is one."""
-    missing = [name for name in REQUIRED if name not in record]
+    sections = OF_RECIPE if "recipe" in record else SECTIONS
+    missing = [name for name in (*REQUIRED, *sections) if name not in record]
     if missing:
         return f"lacks {', '.join(missing)}; null means not known, absent is refused"
-    wrong = [name for name in SECTIONS if not isinstance(record[name], dict)]
+    wrong = [name for name in sections if not isinstance(record[name], dict)]
     if wrong:
         return f"{', '.join(wrong)} must be an object"
     unnamed = [name for name in NAMES if not isinstance(record[name], str)]

@@ -10,47 +10,27 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from llmlaunch.calibration.cases import Case, case_or_reason
+from llmlaunch.calibration.cases import NO_MACHINE, Case, case_or_reason, model_text
+from llmlaunch.calibration.machines import TimeClass, time_class, timed_machine
 from llmlaunch.calibration.pool import PRICED_BY
-from llmlaunch.calibration.records import REHEARSED, Record, machine_of, problem, table_of
-from llmlaunch.calibration.time_calibrations import OF_MACHINE, TIERS, TimeClass, time_class
-from llmlaunch.cluster.profile import Cluster, Link
+from llmlaunch.calibration.records import REHEARSED, Record, problem, table_of
+from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
+from llmlaunch.models.shape import kind_of
 from llmlaunch.timing.correction import TimeCorrection, corrected_cluster
 from llmlaunch.timing.step import rank_alone_seconds, step_time
 
-__all__ = ["FEWEST_TIMED_STEPS", "TimedRun", "digest_of_runs", "predicted_seconds", "timed_runs"]
+__all__ = ["FEWEST_TIMED_STEPS", "TimedRun", "predicted_seconds", "timed_runs"]
 
 FEWEST_TIMED_STEPS = 5  # the first ones compile kernels and make connections; the median of five is free of them
 MOST = 300  # of one class the newest configurations: that many settle five factors
-
-
-def _machine(record: Record, clusters: Mapping[str, Cluster]) -> Cluster:
-    """Return the machine of a record. Raises KeyError, TypeError or ValueError where it is not known."""
-    machine, known = record["machine"], machine_of(record, clusters)
-    if known is None:
-        raise KeyError("gpu")
-    values: dict[str, Any] = {name: machine[name] for name in OF_MACHINE}
-    for tier in TIERS:
-        speed, latency, measured = machine["links"][tier]
-        values[f"{tier}_link"] = Link(float(speed), float(latency), bool(measured))
-    return replace(known, bandwidth=None, **values)
-
-
-def _timed_machine(record: Record, cluster: Cluster) -> Cluster:
-    """Return the machine with the median of its measured network, where it has one, in place of the fabric."""
-    measured = record["machine"].get("network_bytes_per_second")
-    if measured is None:
-        return cluster
-    return replace(cluster, fabric_link=Link(float(measured), cluster.fabric_link.latency_seconds, measured=True))
 
 
 @dataclass(frozen=True)
@@ -64,6 +44,12 @@ class TimedRun:
     seconds: float
     lines: tuple[str, ...]
     alone: int | None = None  # the pipeline rank that was rehearsed alone; None: the whole job ran
+    version: str | None = None
+    died: bool = False  # a step that was timed took its time, whatever became of its run
+
+    @property
+    def family(self) -> str:
+        return kind_of(self.case.job.shape)
 
 
 @dataclass
@@ -135,28 +121,28 @@ def _attempt(record: Record) -> str:
 def _timed_run(configuration: _Configuration, clusters: Mapping[str, Cluster]) -> tuple[TimeClass, TimedRun] | str:
     """Return the class and the run, or in a few words why its step cannot be predicted."""
     record = configuration.record
-    case = case_or_reason(record)
+    version = record.get("backend_version")
+    case = case_or_reason(record, clusters)
     if isinstance(case, str):
         return case
-    if not case.batch_known:
-        return "its batch is not known"
-    model: Mapping[str, Any] = record["model"]
+    if case.cluster is None:
+        return NO_MACHINE
     try:
-        machine = _machine(record, clusters)
         run = TimedRun(
-            model=f"{model.get('name')} {model.get('num_layers')}x{model.get('hidden_size')}",
+            model=model_text(case.job.shape),
             case=case,
-            cluster=_timed_machine(record, machine),
+            cluster=timed_machine(record, case.cluster),
             seconds=median(configuration.seconds.values()),
             lines=tuple(f"{attempt}\t{seconds}" for attempt, seconds in sorted(configuration.seconds.items())),
             alone=_alone(record),
+            version=version if isinstance(version, str) else None,
         )
         predicted = predicted_seconds(run)
     except (ArithmeticError, IndexError, KeyError, TypeError, ValueError):
-        return "the machine its step was timed on is not known"
+        return NO_MACHINE
     if not 0.0 < predicted < math.inf:
         return "its step cannot be predicted"
-    return time_class(str(table_of(record)), case.job.shape.moe is not None, machine), run
+    return time_class(str(table_of(record)), case.job.shape.moe is not None, case.cluster), run
 
 
 def predicted_seconds(run: TimedRun, correction: TimeCorrection | None = None) -> float:
@@ -167,8 +153,3 @@ def predicted_seconds(run: TimedRun, correction: TimeCorrection | None = None) -
         return rank_alone_seconds(case.job, cluster, case.layout, run.alone, case.num_microbatches)
     columns = LayoutColumns.of([case.layout])
     return float(step_time(case.job, cluster, columns, np.array([case.num_microbatches])).total[0])
-
-
-def digest_of_runs(runs: Sequence[TimedRun]) -> str:
-    """Return a digest of what was measured: equal digests are equal data."""
-    return sha256("\n".join(sorted(line for run in runs for line in run.lines)).encode()).hexdigest()

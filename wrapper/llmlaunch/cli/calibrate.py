@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,10 +17,9 @@ from llmlaunch.rundir.values import counted, to_type
 from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
-    from llmlaunch.calibration.calibrations import Calibration, Errors
+    from llmlaunch.calibration.calibrations import Calibration, Errors, Quantity
     from llmlaunch.calibration.margins import Bound
-    from llmlaunch.calibration.time_calibrations import TimeCalibration
-    from llmlaunch.store.calibrations import Answer, Learning, TimeAnswer, Use
+    from llmlaunch.store.calibrations import Answer, Learning, Use
     from llmlaunch.store.database import Store
 
 __all__ = ["calibrate_command"]
@@ -65,9 +64,9 @@ def calibrate_command(
             learning = calibrate(store, time.time(), backend, accelerator, dry_run)
     if as_json:
         print_json(learning.as_json())
-    elif learning.answers or learning.left_out or learning.times:
+    elif learning.answers or learning.left_out:
         say(learning_text(learning))
-    if not learning.answers and not learning.times:
+    if not learning.answers:
         notify("no measured run to learn from yet; predictions stay as they are")
     if not as_json:
         say_next(*_next_steps(learning))
@@ -75,10 +74,10 @@ def calibrate_command(
 
 
 def _next_steps(learning: Learning) -> Iterator[tuple[str, str]]:
-    if "taken" in {*(answer.did for answer in learning.answers), *(answer.did for answer in learning.times)}:
+    if "taken" in {answer.did for answer in learning.answers}:
         yield to_type("check", "RECIPE"), "the prediction with what was learned"
     yield to_type("submit", "RECIPE"), "a run, whose peaks llmlaunch collect takes in"
-    if not learning.answers and not learning.times:
+    if not learning.answers:
         yield to_type("measurements", "import", "FILE"), "runs that were measured elsewhere"
 
 
@@ -88,24 +87,25 @@ def _next_steps(learning: Learning) -> Iterator[tuple[str, str]]:
 @JSON
 def list_command(backend: str | None, accelerator: str | None, as_json: bool) -> None:
     """List every calibration ever taken, the oldest first, and what is in use."""
+    from llmlaunch.calibration.calibrations import MEMORY, TIME
     from llmlaunch.calibration.records import TABLES
-    from llmlaunch.store.calibrations import all_calibrations, all_time_calibrations, key_of, uses
+    from llmlaunch.store.calibrations import all_calibrations, key_of, uses
 
-    calibrations: list[Calibration] = []
-    times: list[TimeCalibration] = []
+    calibrations: list[Calibration[Any]] = []
     used: Sequence[Use] = ()
     if store_exists():
         table = None if backend is None else TABLES.get(backend, backend)
         with _opened_store() as store, store.read() as connection:
             calibrations = all_calibrations(connection, table, accelerator)
-            times = [entry for entry in all_time_calibrations(connection, table) if _is_on(entry, accelerator)]
-            keys = {*map(key_of, calibrations), *map(key_of, times)}
+            keys = {*map(key_of, calibrations)}
             used = [use for use in uses(connection, table) if (use.backend, use.accelerator) in keys]
+    of_memory, of_times = ([one for one in calibrations if one.quantity is quantity] for quantity in (MEMORY, TIME))
     if as_json:
-        of_memory, of_times = [entry.as_json() for entry in calibrations], [entry.as_json() for entry in times]
-        print_json({"calibrations": of_memory, "step_times": of_times, "uses": [vars(entry) for entry in used]})
-    elif calibrations or times:
-        say("\n\n".join(filter(None, [list_text(calibrations, used), time_list_text(times, used)])))
+        lists = {"calibrations": of_memory, "step_times": of_times}
+        listed = {name: [one.as_json() for one in entries] for name, entries in lists.items()}
+        print_json({**listed, "uses": [vars(entry) for entry in used]})
+    elif calibrations:
+        say("\n\n".join(list_text(entries, used) for entries in (of_memory, of_times) if entries))
     else:
         notify("no calibration was taken yet")
         say_next((to_type("calibrate"), "learns from the measured runs in the store"))
@@ -116,18 +116,14 @@ def list_command(backend: str | None, accelerator: str | None, as_json: bool) ->
 @JSON
 def show_command(calibration: str, as_json: bool) -> None:
     """Show one calibration whole: what it was learned from, how well it predicted, and when it was in use."""
-    from llmlaunch.calibration.calibrations import Calibration, estimator_digest
-    from llmlaunch.calibration.time_calibrations import timing_digest
     from llmlaunch.store.calibrations import find_calibration, uses
 
     with _opened_store() as store, store.read() as connection:
         record, used = find_calibration(connection, calibration), uses(connection)
     if as_json:
         print_json(record.as_json())
-    elif isinstance(record, Calibration):
-        say(calibration_text(record, used, estimator_digest()))
     else:
-        say(time_calibration_text(record, used, timing_digest()))
+        say(calibration_text(record, used))
 
 
 @calibrate_command.command("use")
@@ -167,10 +163,6 @@ def use_command(calibration: str, backend: str | None, accelerator: str | None, 
             say(f"{name} on {one_line(where)}: {wanted or NONE} is in use now, before it {earlier or NONE}")
 
 
-def _is_on(calibration: TimeCalibration, accelerator: str | None) -> bool:
-    return accelerator is None or f" {accelerator} " in f" {calibration.machine} "
-
-
 def _opened_store() -> Store:
     if not store_exists():
         raise UserError(
@@ -184,7 +176,6 @@ def _opened_store() -> Store:
 
 def learning_text(learning: Learning) -> str:
     parts = ["\n".join(_answer(answer)) for answer in learning.answers]
-    parts += ["\n".join(_time_answer(answer)) for answer in learning.times]
     if learning.left_out:
         parts.append(_sentence("Left out: " + _counts(learning.left_out)))
     return "\n\n".join(parts)
@@ -196,7 +187,7 @@ def _sentence(text: str) -> str:
 
 def _answer(answer: Answer) -> list[str]:
     outcome, calibration = answer.result, answer.result.calibration
-    where = one_line(f"{outcome.backend} on {outcome.accelerator}")
+    where = _where(outcome.quantity, outcome.backend, outcome.accelerator)
     if calibration is None or answer.did == "unchanged":
         return [_sentence(f"{where}: {answer.did}, {answer.why}")]
     lines = [f"{where}: {_data(calibration)}", *_learned(calibration)]
@@ -206,58 +197,40 @@ def _answer(answer: Answer) -> list[str]:
     return [*lines, f"  {answer.did}: {answer.why}; {consequence}"]
 
 
-def _time_answer(answer: TimeAnswer) -> list[str]:
-    outcome, calibration = answer.result, answer.result.calibration
-    where = one_line(f"{outcome.backend}, {outcome.machine}")
-    if calibration is None or answer.did == "unchanged":
-        return [_sentence(f"{where}: {answer.did}, {answer.why}")]
-    lines = [f"{where}: {counted(calibration.runs, 'timed run')}", *_time_learned(calibration)]
-    consequence = "the factors in use stay" if answer.before is not None else "none are in use"
-    if answer.did == "taken":
-        return [*lines, f"  taken as {calibration.id}", f"  go back with: {_going_back(answer)}"]
-    return [*lines, f"  {answer.did}: {answer.why}; {consequence}"]
+def _where(quantity: Quantity[Any], backend: str, accelerator: str) -> str:
+    return one_line(f"{backend}{', ' if quantity.prefix else ' on '}{accelerator}")
 
 
-def _time_learned(calibration: TimeCalibration) -> list[str]:
-    before, after = calibration.before, calibration.after
-    rows = [
-        ["mean error of the step time", percent(before.mape), percent(after.mape)],
-        ["bias", signed_percent(before.bias), signed_percent(after.bias)],
-        ["largest error", percent(before.worst), percent(after.worst)],
-    ]
-    return [
-        f"  models     {_counts(calibration.models)}",
-        f"  seconds    {_factors(calibration)}",
-        table(["", "in use", "new, cross-validated"], rows),
-    ]
-
-
-def _factors(calibration: TimeCalibration) -> str:
-    factors = calibration.correction.factors
-    learned = [f"{name} {signed_percent(factor - 1.0)}" for name, factor in factors.items() if factor != 1.0]
-    return ", ".join(learned) or "as predicted"
-
-
-def _going_back(answer: Answer | TimeAnswer) -> str:
+def _going_back(answer: Answer) -> str:
     if answer.before is not None:
         return to_type("calibrate", "use", answer.before.id)
-    about = ["--backend", answer.result.backend, "--accelerator", one_line(answer.result.accelerator)]
+    about = ["--backend", answer.result.backend, "--accelerator", one_line(answer.result.device)]
     return to_type("calibrate", "use", "none", *about)
 
 
-def _data(calibration: Calibration) -> str:
+def _data(calibration: Calibration[Any]) -> str:
     data = calibration.data
     died = f", {data.died} of them ran out of memory" if data.died else ""
     return f"{counted(data.runs, 'run')} ({counted(data.records, 'record')}){died}"
 
 
-def _learned(calibration: Calibration) -> list[str]:
+def _learned(calibration: Calibration[Any]) -> list[str]:
     return [
         f"  families   {_counts(calibration.data.families)}",
         f"  versions   {_counts(calibration.data.versions)}",
-        f"  correction {correction_words(calibration.correction.torch_share, calibration.correction.outside_bytes)}",
+        f"  correction {_correction(calibration)}",
         _errors(calibration.before, calibration.after),
     ]
+
+
+def _correction(calibration: Calibration[Any]) -> str:
+    from llmlaunch.calibration.calibrations import MEMORY
+
+    correction = calibration.correction
+    if calibration.quantity is MEMORY:
+        return correction_words(correction.torch_share, correction.outside_bytes)
+    learned = [f"{name} {signed_percent(factor - 1.0)}" for name, factor in correction.factors.items() if factor != 1.0]
+    return ", ".join(learned) or "as predicted"
 
 
 def _errors(before: Errors, after: Errors) -> str:
@@ -285,32 +258,18 @@ def _of(ratio: float | None, runs: int, bound: Bound) -> str:
     return f"{runs} of {counted(bound.needed, 'run')}" if runs < bound.needed else f"too many of {runs} died"
 
 
-def calibration_text(calibration: Calibration, uses: Sequence[Use], estimator: str) -> str:
-    """One calibration whole, with when it was in use. `estimator` is the digest of this program's."""
-    stale = "" if calibration.estimator == estimator else ", not that of this program: calibrate again"
+def calibration_text(calibration: Calibration[Any], uses: Sequence[Use]) -> str:
+    """One calibration whole, with when it was in use."""
+    where = _where(calibration.quantity, calibration.backend, calibration.accelerator)
+    stale = ", not that of this program: calibrate again" if calibration.outdated else ""
     lines = [
-        one_line(f"{calibration.id}: {calibration.backend} on {calibration.accelerator}, {_data(calibration)}"),
+        f"{one_line(calibration.id)}: {where}, {_data(calibration)}",
         f"  made       {_when(calibration.made_at)} by llmlaunch {calibration.llmlaunch}, "
         f"estimator {calibration.estimator[:12]}{stale}",
         f"  data       {calibration.data.digest[:12]}",
         *_learned(calibration),
     ]
     return "\n".join([*lines, *_times_in_use(calibration.id, uses, calibration.backend, calibration.accelerator)])
-
-
-def time_calibration_text(calibration: TimeCalibration, uses: Sequence[Use], estimator: str) -> str:
-    """One calibration of step times whole, with when it was in use. `estimator` is the digest of this program's."""
-    stale = "" if calibration.estimator == estimator else ", not that of this program: calibrate again"
-    lines = [
-        one_line(
-            f"{calibration.id}: {calibration.backend}, {calibration.machine}, {counted(calibration.runs, 'timed run')}"
-        ),
-        f"  made       {_when(calibration.made_at)} by llmlaunch {calibration.llmlaunch}, "
-        f"estimator {calibration.estimator[:12]}{stale}",
-        f"  data       {calibration.data[:12]}",
-        *_time_learned(calibration),
-    ]
-    return "\n".join([*lines, *_times_in_use(calibration.id, uses, calibration.backend, calibration.machine)])
 
 
 def _times_in_use(calibration_id: str, uses: Sequence[Use], backend: str, accelerator: str) -> list[str]:
@@ -320,38 +279,17 @@ def _times_in_use(calibration_id: str, uses: Sequence[Use], backend: str, accele
     return [f"  in use     from {_when(since)} to {end}" for since, end in mine] or ["  in use     never"]
 
 
-def list_text(calibrations: Sequence[Calibration], uses: Sequence[Use]) -> str:
+def list_text(calibrations: Sequence[Calibration[Any]], uses: Sequence[Use]) -> str:
     now = {(use.backend, use.accelerator): use for use in uses}
     rows = []
     for calibration in calibrations:
         use = now.get((calibration.backend, calibration.accelerator))
         since = _when(use.since) if use is not None and use.calibration_id == calibration.id else "-"
         errors = f"{percent(calibration.before.mape)} > {percent(calibration.after.mape)}"
-        about = [
-            calibration.backend,
-            calibration.accelerator,
-            str(calibration.data.runs),
-            correction_words(calibration.correction.torch_share, calibration.correction.outside_bytes),
-            errors,
-            since,
-        ]
-        rows.append([one_line(text) for text in (calibration.id, *about)])
+        about = [calibration.backend, calibration.accelerator, str(calibration.data.runs), _correction(calibration)]
+        rows.append([one_line(text) for text in (calibration.id, *about, errors, since)])
     head = ["id", "backend", "accelerator", "runs", "correction", "mean error", "in use since"]
-    return table(head, rows, indent="") if rows else ""
-
-
-def time_list_text(calibrations: Sequence[TimeCalibration], uses: Sequence[Use]) -> str:
-    """The table of calibrations of step times; nothing where there are none."""
-    now = {(use.backend, use.accelerator): use for use in uses}
-    rows = []
-    for calibration in calibrations:
-        use = now.get((calibration.backend, calibration.machine))
-        since = _when(use.since) if use is not None and use.calibration_id == calibration.id else "-"
-        errors = f"{percent(calibration.before.mape)} > {percent(calibration.after.mape)}"
-        about = [calibration.backend, calibration.machine, str(calibration.runs), _factors(calibration), errors, since]
-        rows.append([one_line(text) for text in (calibration.id, *about)])
-    head = ["id", "backend", "step times of", "runs", "seconds", "mean error", "in use since"]
-    return table(head, rows, indent="") if rows else ""
+    return table(head, rows, indent="")
 
 
 def _when(at: float) -> str:

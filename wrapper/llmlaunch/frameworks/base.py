@@ -85,25 +85,22 @@ class ProgressLines:
 class Rendered:
     """What a backend puts into the run directory.
 
-    `program` is the words after the launcher: the script and its arguments. `environment` is exported before
-    the trainers start. `files` are written as they are, by path relative to the run directory. `measurement`
-    is what the backend knows of the measurement record beyond recipe and layout, by section:
-    {"optimizer": {"gradient_dtype": "fp32"}, "implementation": {"attention": "flash"}}. `prepare` is the words after
+    `program` is the words after the launcher: the script and its arguments. `environment` is exported before the
+    trainers start. `files` are written as they are, by path relative to the run directory. `prepare` is the words after
     the interpreter of what one node builds once, before the first attempt; empty = nothing. `check` is the same of what
     asks the framework there, before that, whether it takes the arguments; it fails where it does not. `arguments` are
     those words of `program` that llmlaunch chose, `variables` the reasons of those of `environment`, `settings` those
     of the keys of the JSON file `settings_file`, dotted ("zero_optimization.stage"). `notes` are sentences for the
-    person who renders: what was left out, and what nobody here can check. `by_itself`: the
-    program is one process, which finds its place among the ranks in its environment; else torchrun starts the ranks.
-    `python_path` are folders whose packages the program imports, after those beside its script; a variable that is not
-    set on the node names none.
+    person who renders: what was left out, and what nobody here can check. `by_itself`: the program is one process,
+    which finds its place among the ranks in its environment; else torchrun starts the ranks. `python_path` are folders
+    whose packages the program imports, after those beside its script; a variable that is not set on the node names
+    none.
     """
 
     program: tuple[Word, ...]
     environment: Mapping[str, str]
     files: Mapping[str, bytes]
     required_variables: tuple[str, ...] = ()  # must be set on the node, e.g. MEGATRON_LM_PATH
-    measurement: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     prepare: tuple[Word, ...] = ()
     check: tuple[Word, ...] = ()
     progress: ProgressLines = ProgressLines()

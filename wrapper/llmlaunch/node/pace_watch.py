@@ -122,7 +122,7 @@ def rank_stages(run: Record) -> dict[int, int]:
     experts are seldom loaded alike."""
     measurement, pipeline = run.get("measurement"), whole_number(run.get("pipeline")) or 1
     nodes, each = whole_number(run.get("nodes")), whole_number(run.get("devices_per_node"))
-    split = measurement.get("parallelism") if isinstance(measurement, dict) else None
+    split = measurement.get("layout") if isinstance(measurement, dict) else None
     experts = split.get("expert") if isinstance(split, dict) else None
     if not nodes or not each or experts not in (None, 1):
         return {}

@@ -5,25 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from llmlaunch.calibration.evidence import DEFAULT_RISK, ENOUGH, EvidenceMargin, JobClass, evidence_margin
+from llmlaunch.calibration.evidence import DEFAULT_RISK, ENOUGH, EvidenceMargin, evidence_margin, job_class
 from llmlaunch.calibration.margins import FUJII_SHARE, Margin, no_margin, runs_needed
-from llmlaunch.calibration.records import TABLES
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.argument import expands_segments
 from llmlaunch.frameworks.base import Backend
-from llmlaunch.frameworks.registry import recorded_name
+from llmlaunch.frameworks.priced_job import job_of
 from llmlaunch.memory.host import HostNode
-from llmlaunch.memory.job import Correction, Job
+from llmlaunch.memory.job import Job
 from llmlaunch.planner.plan import Limit
 from llmlaunch.recipe.types import MemoryPolicy, Recipe
-from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.what_ifs import SOLVED_SHARE
 from llmlaunch.timing.correction import corrected_cluster
 from llmlaunch.units import GIB
 
-__all__ = ["Setting", "host_limit", "job_class", "memory_limit", "node_of", "setting_of", "timed_cluster"]
+__all__ = ["Setting", "host_limit", "memory_limit", "node_of", "setting_of", "timed_cluster"]
 
 SIZE_UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # sbatch: megabytes where no unit is given
 SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -64,7 +60,7 @@ class Setting:
         """Return the job of the same recipe with other techniques, built once for each recipe object."""
         jobs: dict[int, tuple[Recipe, Job]] = vars(self).setdefault("jobs", {})
         if id(recipe) not in jobs:  # the recipe stays beside its job, so no other one gets its id
-            jobs[id(recipe)] = recipe, _job(recipe, self.backend, self.baseline_bytes, self.lessons.correction)
+            jobs[id(recipe)] = recipe, job_of(recipe, self.backend, self.baseline_bytes, self.lessons.correction)
         return jobs[id(recipe)][1]
 
 
@@ -83,35 +79,12 @@ def setting_of(
     return Setting(
         recipe=recipe,
         backend=backend,
-        job=_job(sized, backend, baseline_bytes, lessons.correction),
+        job=job_of(sized, backend, baseline_bytes, lessons.correction),
         cluster=corrected_cluster(timed_cluster(sized), lessons.time),
         limit=replace(limit, support=lessons.support),
         host_limit=host_limit(recipe),
         baseline_bytes=baseline_bytes,
         lessons=lessons,
-    )
-
-
-def _job(recipe: Recipe, backend: Backend, baseline_bytes: int | None, correction: Correction) -> Job:
-    facts = backend.facts(recipe)
-    if baseline_bytes is not None:
-        facts = replace(facts, allocator=replace(facts.allocator, context_bytes=float(baseline_bytes)))
-    on_cpu = recipe.cluster.accelerator.kind == "cpu"
-    techniques = _without_offload(recipe.techniques) if on_cpu else recipe.techniques
-    if techniques.swapped_share == SOLVED_SHARE:  # all of it, until a layout says how much
-        techniques = replace(techniques, swapped_share=1.0)
-    return Job(recipe.model, recipe.workload, facts, techniques=techniques, correction=correction)
-
-
-def _without_offload(techniques: Techniques) -> Techniques:
-    """On a CPU the host is the device, so nothing moves."""
-    return replace(
-        techniques,
-        offload_modules=(),
-        offload_checkpoints=False,
-        offload_optimizer=0.0,
-        offload_parameters=False,
-        swapped_share=0.0,
     )
 
 
@@ -166,18 +139,6 @@ def _limit_of_card(recipe: Recipe, lessons: Lessons) -> Limit:
     if shipped is not None:
         return _limit_by_evidence(by_share, shipped, policy)
     return replace(by_share, reason=f"{_why_share(recipe, risk, margin)}: {by_share.reason}", risk=risk, runs=0)
-
-
-def job_class(recipe: Recipe) -> JobClass:
-    """Return the class of measured runs that the recipe's jobs are compared with."""
-    name, training = recorded_name(recipe), recipe.training
-    return JobClass(
-        backend=TABLES.get(name, name),
-        mixture=recipe.model.moe is not None,
-        narrow=training.numbers.narrow is not None,
-        capability=recipe.cluster.accelerator.compute_capability,
-        whole_segments=not expands_segments(recipe),
-    )
 
 
 def _limit_by_evidence(by_share: Limit, margin: EvidenceMargin, policy: MemoryPolicy) -> Limit:

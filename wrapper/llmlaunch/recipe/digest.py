@@ -12,7 +12,7 @@ from llmlaunch.cluster.profile import Accelerator, Cluster, Site
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import AUTO_NODES, BackendChoice, Recipe, Restart
 
-__all__ = ["recipe_digest"]
+__all__ = ["plain_content", "recipe_digest"]
 
 # how it was written, what was remarked on it, and who hears of it
 _LEFT_OUT = frozenset(
@@ -44,20 +44,21 @@ def recipe_digest(recipe: Recipe) -> str:
     if recipe.training.tokens is not None:  # which are a way to say the steps
         recipe = replace(recipe, training=replace(recipe.training, tokens=None))
     left_out = _LEFT_OUT if recipe.nodes == AUTO_NODES else _LEFT_OUT | _UNTIL_CHOSEN
-    content = {name: value for name, value in _plain(recipe).items() if name not in left_out}
+    content = {name: value for name, value in plain_content(recipe).items() if name not in left_out}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def plain_content(value: Any) -> Any:
+    """Return a value as JSON has it: sections as mappings, without their notes and without what has its default."""
     if is_dataclass(value):
         notes = _NOTES.get(type(value), frozenset())
-        stated = {f: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in notes}
-        return {f.name: item for f, item in stated.items() if item != _plain(_default(f))}
+        stated = {f: plain_content(getattr(value, f.name)) for f in fields(value) if f.name not in notes}
+        return {f.name: item for f, item in stated.items() if item != plain_content(_default(f))}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_content(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_content(item) for item in value]
     return value
 
 

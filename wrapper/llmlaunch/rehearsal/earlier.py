@@ -11,7 +11,7 @@ from typing import Any
 from llmlaunch.calibration.support import Rehearsal, same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.registry import framework_of
-from llmlaunch.layout import LAYOUT_FIELDS, RECOMPUTE_NAMES, Layout
+from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import NOT_MODELLED, RankEstimate, estimate
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.planner.setting import Setting, node_of
@@ -23,7 +23,7 @@ from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import TIGHT, UNSAFE
 
-__all__ = ["MALFORMED", "layout_of", "plan_of_one", "rehearsals_of", "rehearsed_ranks", "same_version"]
+__all__ = ["MALFORMED", "plan_of_one", "rehearsals_of", "rehearsed_ranks", "same_version"]
 
 Record = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
     """None where the shape is of another recipe."""
     newest = records[-1]
     recipe, section = setting.recipe, newest["rehearsal"]
-    layout = layout_of(section["layout"])
+    layout = Layout.from_json(section["layout"])
     nodes, rest = divmod(layout.world_size, recipe.cluster.devices_per_node)
     if rest or not _may_be_of(newest, recipe):
         return None
@@ -55,7 +55,7 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
     planned = replace(recipe, nodes=nodes, techniques=Techniques.from_json(section["techniques"]), training=training)
     own = setting.with_recipe(planned)
     plan = plan_of_one(own, layout)
-    if shape_of(planned, plan, setting.backend.render(planned, layout))["shape"] != shape:
+    if shape_of(planned, plan)["shape"] != shape:
         return None
     ranks = dated_ranks(records, shape, planned, plan)
     if not ranks:
@@ -80,19 +80,12 @@ def _rehearsal(shape: str, records: Sequence[Record], setting: Setting) -> Rehea
 
 def _may_be_of(record: Record, recipe: Recipe) -> bool:
     """A cheap first look: rendering each layout that anybody rehearsed would take longer than planning."""
-    model, shape = record["model"], recipe.model
+    model, shape = record["recipe"]["model"], recipe.model
     return (
         record["gpu"] == recipe.cluster.accelerator.name
         and record["sequence_length"] == recipe.workload.sequence_length
         and (model["num_layers"], model["hidden_size"]) == (shape.num_layers, shape.hidden_size)
     )
-
-
-def layout_of(fields: Mapping[str, Any]) -> Layout:
-    """As `Layout.as_json` wrote it."""
-    numbers = {name: int(fields[name]) for name in LAYOUT_FIELDS if name != "recompute"}
-    recompute, layers = RECOMPUTE_NAMES.index(fields["recompute"]), tuple(map(int, fields["layers_by_stage"]))
-    return Layout(**numbers, recompute=recompute, layers_by_stage=layers)
 
 
 def plan_of_one(setting: Setting, layout: Layout) -> Plan:

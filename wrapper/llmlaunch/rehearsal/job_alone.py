@@ -37,7 +37,7 @@ class JobAlone:
 
     def measurement(self) -> dict[str, object]:
         """Return the measurement record of what runs, without a peak."""
-        return measurement_template(self.recipe, self.plan, self.rendered)
+        return measurement_template(self.recipe, self.plan)
 
 
 def job_alone(setting: Setting, recipe: Recipe, plan: Plan, rendered: Rendered, traced: bool) -> JobAlone:

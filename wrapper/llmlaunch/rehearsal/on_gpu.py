@@ -77,7 +77,7 @@ def run_alone(
             "on": ON_GPU,
             "notes": list(alone.notes),
             "left_out": [omission.as_json() for omission in job.omissions[choice.pipeline_rank]],
-            **shape_with_job(recipe, plan, rendered, job),
+            **shape_with_job(recipe, plan, job),
         }
         lone = lone_rank(job, alone, about, STEPS)
         render_run(lone.recipe, lone.plan, plan_json, lone.rendered, target, lone.described)

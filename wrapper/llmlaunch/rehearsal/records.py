@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmlaunch.calibration.records import REHEARSED
-from llmlaunch.frameworks.base import Rendered
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.frameworks import FRAMEWORKS
@@ -59,7 +58,6 @@ NOTES = {
 def records_of(
     recipe: Recipe,
     plan: Plan,
-    rendered: Rendered,
     job: JobAlone,
     rehearsed: Iterable[RehearsedRank],
     at: float,
@@ -68,11 +66,11 @@ def records_of(
     """Return a record for each rank and each kind of peak that was measured: `allocated` of a trace; `allocated`,
     `reserved` and `device` on a GPU; one of kind `oom` without bytes where the rank ran out of memory.
 
-    `recipe`, `plan` and `rendered` are of the planned job, whose shape the records speak for; what was measured is of
+    `recipe` and `plan` are of the planned job, whose shape the records speak for; what was measured is of
     `job`. `at` is in unix seconds, `command` what the person typed. The same rehearsal made again has the same ids.
     """
     common = job.measurement()
-    shape = shape_with_job(recipe, plan, rendered, job)
+    shape = shape_with_job(recipe, plan, job)
     return [record for rank in rehearsed for record in _of_rank(common, shape, rank, recipe.backend.name, at, command)]
 
 
@@ -191,21 +189,15 @@ def _observed(rank: RehearsedRank) -> dict[str, int]:
 
 OF_SHAPE = ("shape", "recipe", "recipe_digest", "nodes", "layout", "techniques", "gradient_dtype")  # keys of `shape_of`
 
-# Sections of a measurement record as they are. The machine's number of devices and the batch are in the split and in
-# the micro-batches; how far a card may be filled is for the plan to say, not for the rank.
-SECTIONS = (
-    *("backend", "gpu", "sequence_length", "micro_batch_size", "parallelism", "optimizer", "recompute"),
-    *("precision", "implementation", "techniques"),
-)
 # Of a pipeline of p ranks no schedule keeps more than its first 4 p micro-batches apart (llmlaunch.memory.schedule).
 TURNS = 4
 
 
-def shape_of(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, Any]:
+def shape_of(recipe: Recipe, plan: Plan) -> dict[str, Any]:
     """What a record, or the run.json of a rank that runs alone, says of the job it stands for: which recipe, which
     layout with which words, and the key of its shape. `recipe` is as planned, with the words llmlaunch chose."""
     return {
-        "shape": shape_key(measurement_template(recipe, plan, rendered), recipe),
+        "shape": shape_key(measurement_template(recipe, plan)),
         "recipe": recipe.name,
         "recipe_digest": recipe.digest,
         "nodes": recipe.nodes,
@@ -218,11 +210,11 @@ def shape_of(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, Any]:
 AS_RUN = "as_run"
 
 
-def shape_with_job(recipe: Recipe, plan: Plan, rendered: Rendered, job: JobAlone) -> dict[str, Any]:
+def shape_with_job(recipe: Recipe, plan: Plan, job: JobAlone) -> dict[str, Any]:
     """The same, and where techniques of the planned job were left out, shape and techniques of what ran ("as_run"): the
     rehearsal is one of that job, too, and leaves nothing of it out."""
-    planned = shape_of(recipe, plan, rendered)
-    ran = shape_of(job.recipe, job.plan, job.rendered)
+    planned = shape_of(recipe, plan)
+    ran = shape_of(job.recipe, job.plan)
     if ran == planned:
         return planned
     return planned | {AS_RUN: {name: ran[name] for name in ("shape", "techniques")}}
@@ -239,14 +231,20 @@ def each_as_run(records: Iterable[Record]) -> Iterator[Record]:
             yield {**record, "rehearsal": {**others, **ran, "left_out": []}}
 
 
-def shape_key(template: Mapping[str, Any], recipe: Recipe) -> str:
-    """16 hexadecimal digits. `template` is the recipe's measurement record without a peak. A model's name makes no
-    difference; words that go to the framework as they are might make one."""
-    content: dict[str, Any] = {name: template.get(name) for name in SECTIONS}
-    content["model"] = {name: value for name, value in template["model"].items() if name != "name"}
-    content["in_flight"] = min(int(template["num_microbatches"]), TURNS * int(template["parallelism"]["pipeline"]))
-    backend = recipe.backend
-    content["own_words"] = [backend.script_kind, backend.script, list(backend.script_args), list(backend.extra_args)]
+def shape_key(template: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits. `template` is a measurement record without a peak. A model's name makes no difference, and
+    the batch does by the micro-batches in flight alone."""
+    recipe, layout = template["recipe"], template["layout"]
+    named = {"model": "name", "training": "global_batch_size"}
+    sections = {
+        section: {name: value for name, value in recipe[section].items() if name != left_out}
+        for section, left_out in named.items()
+    }
+    content = {
+        **{name: template[name] for name in ("backend", "gpu", "layout")},
+        "recipe": {**recipe, **sections},
+        "in_flight": min(int(template["num_microbatches"]), TURNS * int(layout["pipeline"])),
+    }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 

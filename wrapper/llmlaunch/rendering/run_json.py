@@ -4,22 +4,17 @@ that only its peak is missing from."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
-from llmlaunch.calibration.time_calibrations import machine_json
+from llmlaunch.calibration.cases import recorded_job
+from llmlaunch.calibration.machines import machine_json
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.checkpoints import NON_PERSISTENT_FOLDER, save_seconds, tracker
 from llmlaunch.frameworks.registry import backend_for, recorded_name
-from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_NAMES, Layout
-from llmlaunch.models.sections import BUILT_BY_CORE
-from llmlaunch.models.shape import OF_FAMILIES, OF_MEMORY, OF_TIME, ModelShape, Router
+from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import FewerNodes, Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.restarts import is_expedited, restart_by
-from llmlaunch.techniques.requests import OptimizerInstances
-from llmlaunch.techniques.switches import TensorOverlap, TokenDispatch
-from llmlaunch.techniques.technique import key_of
 from llmlaunch.timing.step import evaluation_seconds
 
 __all__ = [
@@ -31,28 +26,6 @@ __all__ = [
     "placement_json",
     "run_description",
 ]
-
-
-_IMPLEMENTATION = (
-    "attention",
-    "transformer_impl",
-    "deterministic",
-    "cross_entropy_fusion",
-    "gated_activation_fused",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-    "gradient_accumulation_fusion",
-    "cuda_graph",
-    "torch_compile",
-    "cpu_activation_offload",
-    "overlap_moe_expert_parallel_comm",
-    "cp_comm_type",
-    "expandable_segments",
-    "legacy_models",
-    "defer_embedding_wgrad",
-    key_of(TensorOverlap),
-    "optimizer_in_backward",
-)
 
 
 def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, object]:
@@ -81,15 +54,14 @@ def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str,
         "progress": progress_json(recipe, plan, rendered),
         **recovery(recipe, plan),
         **({} if recipe.notify is None else {"notify": asdict(recipe.notify)}),
-        "measurement": measurement_template(recipe, plan, rendered),
+        "measurement": measurement_template(recipe, plan),
     }
 
 
-def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, object]:
-    """A whole measurement record; null = not known, never "default". `rendered.measurement` fills what only the
-    backend knows, section by section."""
+def measurement_template(recipe: Recipe, plan: Plan) -> dict[str, object]:
+    """A whole measurement record; null = not known, never "default"."""
     accelerator = recipe.cluster.accelerator
-    record: dict[str, object] = {
+    return {
         "id": None,
         "family": "llmlaunch",
         "split": None,
@@ -106,24 +78,15 @@ def measurement_template(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict
         "gpu_memory_bytes": accelerator.memory_bytes,
         "machine": machine_json(recipe.cluster),
         "world_size": plan.layout.world_size,
-        "model": _model(recipe, plan),
         "sequence_length": recipe.workload.sequence_length,
         "micro_batch_size": plan.layout.micro_batch_size,
         "global_batch_size": recipe.workload.global_batch_size,
         "num_microbatches": plan.layout.num_microbatches(recipe.workload.global_batch_size),
-        **_split(recipe, plan),
-        "implementation": dict.fromkeys(_IMPLEMENTATION),
-        **_techniques(recipe, plan.layout),
+        **recorded_job(recipe, plan.layout),
         "source": {"citation": "llmlaunch", "license": None, "evidence": "measured", "note": None},
         **_baseline(plan),
         **_calibration(plan),
     }
-    for section, values in rendered.measurement.items():
-        template_values = record[section]
-        if not isinstance(template_values, Mapping):
-            raise TypeError(f"measurement section {section!r} of backend {recipe.backend.name} is no section")
-        record[section] = {**template_values, **values}
-    return record
 
 
 def _baseline(plan: Plan) -> dict[str, object]:
@@ -136,112 +99,6 @@ def _calibration(plan: Plan) -> dict[str, object]:
     """The one behind what was predicted; absent where there is none."""
     named = plan.correction.calibration_id
     return {} if named is None else {"calibration_id": named}
-
-
-def _model(recipe: Recipe, plan: Plan) -> dict[str, object]:
-    shape: ModelShape = recipe.model
-    pads = recipe.backend.on_megatron_core  # Hugging Face models keep the vocabulary as it is
-    moe = None
-    if shape.moe is not None:
-        moe = {name: value for name, value in asdict(shape.moe).items() if name not in ("router", "latent_size")}
-        moe |= {} if shape.moe.latent_size is None else {"latent_size": shape.moe.latent_size}
-        moe |= _router(shape.moe.router) | {key_of(TokenDispatch): plan.chosen.techniques.token_dispatcher}
-        moe["layer_pattern"] = list(shape.moe.layer_pattern)
-    return {
-        "name": shape.name,
-        "num_layers": shape.num_layers,
-        "hidden_size": shape.hidden_size,
-        "ffn_hidden_size": shape.ffn_hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_query_groups": shape.num_query_groups,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "padded_vocab_size": shape.padded_vocab_size(plan.layout.tensor) if pads else shape.vocab_size,
-        "vocab_assumed": False,
-        "tied_embeddings": shape.tied_embeddings,
-        "gated_mlp": shape.gated_mlp,
-        "linear_bias": shape.linear_bias,
-        "normalization": shape.normalization,
-        "position_embedding": shape.position_embedding,
-        "qk_layernorm": shape.qk_layernorm,
-        "attention_dropout": shape.attention_dropout,
-        "hidden_dropout": shape.hidden_dropout,
-        "mtp_num_layers": shape.mtp_num_layers,
-        "moe": moe,
-        "mla": None if shape.mla is None else asdict(shape.mla),
-        **_of_family(shape),
-    }
-
-
-def _router(router: Router) -> dict[str, object]:
-    """Return the router's settings that memory or time depends on, if any of them is not the default."""
-    names = (*OF_MEMORY, *OF_TIME)
-    settings = {name: getattr(router, name) for name in names}
-    return {} if settings == {name: getattr(Router(), name) for name in names} else {"router": settings}
-
-
-def _of_family(shape: ModelShape) -> dict[str, object]:
-    """What few families have, only where this one has it: the format of measurements has no place for it, and what is
-    in memory depends on it."""
-    values = asdict(shape)
-    if shape.mamba is not None:
-        for name, value in BUILT_BY_CORE.items():
-            if values["mamba"][name] == value:
-                del values["mamba"][name]
-    return {f.name: values[f.name] for f in fields(shape) if f.name in OF_FAMILIES and values[f.name] != f.default}
-
-
-def _split(recipe: Recipe, plan: Plan) -> dict[str, object]:
-    """The sections that say how the job is split and in which numbers it computes."""
-    layout = plan.layout
-    precision = recipe.workload.precision
-    return {
-        "parallelism": {
-            "tensor": layout.tensor,
-            "pipeline": layout.pipeline,
-            "virtual_pipeline": layout.virtual_pipeline,
-            "context": layout.context,
-            "expert": layout.expert,
-            "expert_tensor": layout.expert_tensor,
-            "data": layout.data,
-            "sequence_parallel": bool(layout.sequence_parallel),
-            "layers_per_pipeline_rank": list(layout.layers_by_rank) or None,
-            "microbatch_group": layout.pipeline,  # the schedule's default in every backend here
-        },
-        "optimizer": {
-            "name": "adam",
-            "zero_stage": layout.zero_stage,
-            "distributed_optimizer": recipe.backend.on_megatron_core and layout.zero_stage > 0,
-            key_of(OptimizerInstances): 1,
-            "parameter_dtype": precision,
-            "gradient_dtype": None,
-            "state_dtype": "fp32",
-            "state_bytes_per_parameter": None,
-            "offload": "cpu" if recipe.techniques.offload_optimizer else None,
-        },
-        "recompute": _recompute(recipe, layout),
-        "precision": {"compute": precision, "fp8_recipe": None, "fp8_param_gather": False},
-    }
-
-
-def _recompute(recipe: Recipe, layout: Layout) -> dict[str, object]:
-    techniques, name = recipe.techniques, RECOMPUTE_NAMES[layout.recompute]
-    return {
-        "granularity": name,
-        "method": techniques.recompute_method if name == "full" else None,
-        "num_layers": layout.recompute_layers or None if name == "full" else None,
-        "modules": list(techniques.recompute_modules) or None if name == "selective" else None,
-    }
-
-
-def _techniques(recipe: Recipe, layout: Layout) -> dict[str, object]:
-    """What the format of measurements has no place for, in a section of our own; absent where there is nothing."""
-    values = dict(recipe.techniques.as_json())
-    if layout.offload_layers:
-        values[OFFLOAD_LAYERS] = layout.offload_layers
-    if layout.uneven and layout.virtual_pipeline > 1:
-        values["layers_by_stage"] = list(layout.layers_by_stage)
-    return {"techniques": values} if values else {}
 
 
 def placement_json(recipe: Recipe, layout: Layout) -> bytes:

@@ -7,20 +7,10 @@ from typing import Any
 
 from llmlaunch.calibration.records import Record
 from llmlaunch.command_lines.training_log import LoggedDeath, LoggedPeak, TrainingLog
-from llmlaunch.techniques.switches import TensorOverlap
-from llmlaunch.techniques.technique import key_of
 
 __all__ = ["FAMILY", "log_records"]
 
 FAMILY = "imported"
-# field of `implementation` -> name of Megatron's argument: what a log says goes before what a recipe would render
-_ARGUMENTS = {
-    **{name: name for name in ("transformer_impl", "overlap_grad_reduce", "overlap_param_gather")},
-    "deterministic": "deterministic_mode",
-    "gradient_accumulation_fusion": "gradient_accumulation_fusion",
-    "defer_embedding_wgrad": "defer_embedding_wgrad_compute",
-    key_of(TensorOverlap): key_of(TensorOverlap),
-}
 
 
 def log_records(template: Record, log: TrainingLog, file: str) -> list[dict[str, Any]]:
@@ -44,11 +34,6 @@ def log_records(template: Record, log: TrainingLog, file: str) -> list[dict[str,
 def _common(template: Record, log: TrainingLog) -> dict[str, Any]:
     """Return what all records of a run have. A failed run's peaks are what it reached, not what it needs."""
     record = {**template, "schema": 1, "family": FAMILY}
-    said = {name: log.values.get(argument) for name, argument in _ARGUMENTS.items()}
-    record["implementation"] = {
-        **record["implementation"],
-        **{name: value for name, value in said.items() if isinstance(value, (bool, str))},
-    }
     if log.deaths:
         record["run_state"] = "failed"
     if log.step_seconds is not None:
@@ -128,7 +113,7 @@ def _source(log: TrainingLog, file: str, line: int, note: str | None) -> dict[st
 
 def _pipeline_rank(template: Record, log: TrainingLog, rank: int | None) -> int | None:
     """Return the pipeline rank of a global rank: pipeline is Megatron's outermost order unless data parallelism is."""
-    sizes: Mapping[str, Any] = template["parallelism"]
+    sizes: Mapping[str, Any] = template["layout"]
     pipeline, world = int(sizes["pipeline"]), int(template["world_size"])
     if pipeline == 1:
         return 0

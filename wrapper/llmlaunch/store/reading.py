@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
 from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
-from llmlaunch.calibration.time_calibrations import PREFIX, TimeCalibration, time_calibration_of_json
 from llmlaunch.store.location import Location, damaged, in_use, short_wait_seconds, stored_json
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "rehearsal_texts",
     "stop_rate",
     "stored_calibration",
-    "stored_time_calibration",
 ]
 
 NAMED = "SELECT content FROM calibrations WHERE id = :id"
@@ -45,16 +43,14 @@ _STOPS = (
 
 def stored_calibration(
     location: Location, backend: str, accelerator: str, named: str | None = None
-) -> Calibration | None:
-    """Return the calibration of memory of the id `named`, else the one in use for `backend` (a value of TABLES) on
-    `accelerator`; None if there is none.
+) -> Calibration[Any] | None:
+    """Return the calibration of the id `named`, else the one in use for `backend` (a value of TABLES) on `accelerator`
+    or, for step times, the class of jobs in words; None if there is none.
 
     Raises:
         UserError: the store cannot be read. KeyError, TypeError, ValueError: the calibration is damaged.
     """
     if named is not None:
-        if named.startswith(PREFIX):
-            return None
         rows = _select(location, NAMED, id=named)
     else:
         rows = _select(location, IN_USE, backend=backend, accelerator=accelerator)
@@ -66,13 +62,6 @@ def stop_rate(location: Location, accelerator: str) -> StopRate:
     the store cannot be read."""
     rows = _select(location, _STOPS, accelerator=accelerator)
     return StopRate(int(rows[0][0]), float(rows[0][1])) if rows else PUBLISHED_RATE
-
-
-def stored_time_calibration(location: Location, backend: str, machine: str) -> TimeCalibration | None:
-    """Return the calibration of step times in use for a class of jobs (the key of a `TimeClass`); None if there is
-    none. Raises as `stored_calibration` does."""
-    rows = _select(location, IN_USE, backend=backend, accelerator=machine)
-    return time_calibration_of_json(stored_json(rows[0][0])) if rows and rows[0][0] is not None else None
 
 
 def rehearsal_texts(location: Location, backend: str) -> list[str]:

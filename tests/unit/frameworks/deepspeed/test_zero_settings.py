@@ -11,8 +11,6 @@ import pytest
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.stated_zero import stated_settings
-from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings, settings_of_record
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
@@ -142,15 +140,3 @@ def test_narrow_optimizer_states_take_two_bytes_each(recipe: Recipe, stage: int,
     total = count_parameters(recipe.model).total
     lasting = state.parameters[0] + state.gradients[0] + state.optimizer[0] - gathered
     assert lasting / total == pytest.approx(least)
-
-
-def test_a_record_prices_the_settings_of_its_run(recipe: Recipe) -> None:
-    own = zero(in_bf16(recipe), stage3_max_reuse_distance=7, zero_hpz_partition_size=8)
-    implementation = DeepSpeed().render(own, TWO_NODES).measurement["implementation"]
-    stated = stated_settings(own, BUCKET, 1_000_000_000)
-    assert settings_of_record(implementation) == stated
-    assert (stated.secondary_ranks, stated.optimizer_states) == (8, "bf16")
-
-
-def test_a_record_that_says_nothing_has_deepspeeds_defaults() -> None:
-    assert settings_of_record({}) == ZeroSettings(overlap_comm=False)

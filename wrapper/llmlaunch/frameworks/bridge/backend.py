@@ -15,11 +15,9 @@ from llmlaunch.frameworks.logs import megatron_lines
 from llmlaunch.frameworks.megatron.backend import (
     MegatronLM,
     environment,
-    implementation_record,
     kernel_notes,
     variable_reasons,
 )
-from llmlaunch.frameworks.megatron.number_formats import number_record
 from llmlaunch.frameworks.megatron.rules import rules_for
 from llmlaunch.layout import OFFLOAD_LAYERS, Layout, Rule
 from llmlaunch.recipe.types import Recipe
@@ -107,8 +105,4 @@ class MegatronBridge:
             check=(*program, "--check", str(recipe.world_size), *known),
             prepare=(*program, "--pack") if recipe.data.packed else (),
             progress=megatron_lines(),
-            measurement={
-                **number_record(recipe, self.facts(recipe)),
-                "implementation": implementation_record(recipe, layout),
-            },
         )

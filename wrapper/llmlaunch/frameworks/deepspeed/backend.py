@@ -31,7 +31,6 @@ from llmlaunch.frameworks.deepspeed.extra_arguments import classed_arguments
 from llmlaunch.frameworks.deepspeed.facts import (
     HUGGING_FACE_KINDS,
     LOADING_NOTE,
-    SHIPPED_TRAINER,
     DeepSpeedOptions,
     bucket_bytes,
     deepspeed_facts,
@@ -46,7 +45,7 @@ from llmlaunch.frameworks.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.frameworks.deepspeed.stated_zero import setting_rules, stated_settings
 from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES
-from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings, recorded_settings
+from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.frameworks.logs import any_script_lines, deepspeed_lines
 from llmlaunch.layout import Layout, Rule
@@ -144,7 +143,6 @@ class DeepSpeed:
             settings=settings(config, own),
             settings_file=CONFIG_FILE,
             files=files,
-            measurement=_measurement(recipe),
             progress=deepspeed_lines() if recipe.backend.script is None else any_script_lines(recipe.training.steps),
         )
 
@@ -241,28 +239,3 @@ def _script_words(recipe: Recipe) -> str:
     """Return the arguments of a script of the person's own as one text."""
     backend = recipe.backend
     return " ".join(map(str, (*backend.script_args, *backend.extra_args))) if backend.script is not None else ""
-
-
-def _measurement(recipe: Recipe) -> dict[str, dict[str, object]]:
-    precision, accumulation = recipe.workload.precision, recipe.training.gradient_dtype
-    sections: dict[str, dict[str, object]] = {
-        "optimizer": {"gradient_dtype": accumulation or precision},
-        # so that the record prices the job that ran
-        "implementation": {
-            "trainer": SHIPPED_TRAINER if recipe.backend.script is None else recipe.backend.script_kind,
-            "reduce_bucket_elements": bucket_elements(recipe),
-            "live_elements": live_parameters(recipe),
-            "fused_optimizer": _fused_optimizer(recipe),
-            "expandable_segments": recipe.cluster.accelerator.kind == "gpu" and expands_segments(recipe),
-            **recorded_settings(_zero_settings(recipe), bucket_elements(recipe), live_parameters(recipe)),
-        },
-    }
-    if _eager_attention(recipe):
-        sections["implementation"]["attention"] = "unfused"
-    if recipe.backend.script is None:
-        sections["implementation"] |= {
-            "attention": "auto",  # torch's scaled_dot_product_attention chooses
-            "gated_activation_fused": False,
-            "gradient_accumulation_fusion": False,
-        }
-    return sections

@@ -38,9 +38,7 @@ SUB_GROUP_ELEMENTS = 1_000_000_000  # sub_group_size
 OFFLOAD_GROUPS = 20
 FP64_BYTES = 8.0
 
-SHIPPED_TRAINER = "llmlaunch"  # as records of measured runs call it
 HUGGING_FACE_KINDS = ("own", "hugging-face")  # scripts of one's own whose model is one of Transformers'
-MEGATRON_FORK_KIND = "megatron-deepspeed"  # a kind of script that recipes of earlier versions could name
 
 # ZeRO communicates in a clone of the group of all ranks (utils/groups.py `_clone_world_group`); barriers, and scripts'
 # mean losses, go through that group itself (zero/stage3.py, 0.19.8).

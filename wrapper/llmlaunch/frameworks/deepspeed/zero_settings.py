@@ -5,9 +5,7 @@ Nothing of a recipe is here (`stated_zero.py`): pricing a record needs none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
 from llmlaunch.facts import Gathering
 
@@ -32,27 +30,3 @@ class ZeroSettings:
 
 
 DEFAULT_SETTINGS = ZeroSettings(overlap_comm=False)  # below stage 3
-
-
-def recorded_settings(settings: ZeroSettings, bucket: int, live: int) -> dict[str, Any]:
-    """Return what a record's `implementation` says of the settings: those that are not as llmlaunch renders them."""
-    usual = ZeroSettings(Gathering(prefetch_elements=bucket, live_elements=live, reuse_elements=live))
-    gathering, usual_gathering = asdict(settings.gathering), asdict(usual.gathering)
-    flat = {**asdict(settings), **gathering}
-    usual_flat = {**asdict(usual), **usual_gathering}
-    names = (*(f.name for f in fields(ZeroSettings) if f.name != "gathering"), *gathering)
-    return {name: flat[name] for name in names if flat[name] != usual_flat[name]}
-
-
-def settings_of_record(implementation: Mapping[str, Any]) -> ZeroSettings:
-    """Return the settings of a record's `implementation`: DeepSpeed's defaults where it says nothing, and what
-    llmlaunch renders in a record of a run of its own, which names the kind of script."""
-    ours, rendered = bool(implementation.get("trainer")), dict[str, Any]()
-    if ours:
-        rendered["reuse_elements"] = implementation.get("live_elements")
-        rendered["prefetch_elements"] = implementation.get("reduce_bucket_elements")
-    stated = {**rendered, **{f.name: implementation.get(f.name) for f in fields(Gathering)}}
-    gathering = replace(Gathering(), **{name: value for name, value in stated.items() if value is not None})
-    names = [f.name for f in fields(ZeroSettings) if f.name != "gathering"]
-    others = {name: implementation[name] for name in names if implementation.get(name) is not None}
-    return ZeroSettings(gathering=gathering, **{"overlap_comm": ours, **others})

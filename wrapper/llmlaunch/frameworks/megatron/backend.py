@@ -21,10 +21,9 @@ from llmlaunch.frameworks.base import Rendered, Space, refuse_unmet, refuse_what
 from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.frameworks.logs import any_script_lines, megatron_lines
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
-from llmlaunch.frameworks.megatron.cuda_graphs import graph_environment, graph_implementation
+from llmlaunch.frameworks.megatron.cuda_graphs import graph_environment
 from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments, with_extra_arguments
 from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES, MegatronOptions, megatron_facts
-from llmlaunch.frameworks.megatron.number_formats import number_record
 from llmlaunch.frameworks.megatron.offered_techniques import state_techniques, step_techniques, usable_libraries
 from llmlaunch.frameworks.megatron.parser import rendered_version
 from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, rules_for
@@ -103,7 +102,6 @@ class MegatronLM:
         refuse_unmet(recipe, ALL_REQUIREMENTS)
         script, own = recipe.backend.script, recipe.backend.script is not None
         checkout: Word = recipe.backend.path or NodeVariable(CHECKOUT_VARIABLE)
-        facts = self.facts(recipe)
         arguments, notes = rendered_arguments(recipe, planned_arguments(recipe, layout))
         program = (*_script(recipe), *command_words(arguments), *recipe.backend.extra_args)
         indexed = bool(recipe.data.datasets)
@@ -122,10 +120,6 @@ class MegatronLM:
             progress=any_script_lines(recipe.training.steps) if own else megatron_lines(),
             required_variables=() if own or recipe.backend.path else (CHECKOUT_VARIABLE,),
             python_path=(checkout,) if own else (),
-            measurement={
-                **number_record(recipe, facts),
-                "implementation": implementation_record(recipe, layout),
-            },
         )
 
 
@@ -140,29 +134,6 @@ def kernel_notes(recipe: Recipe) -> tuple[str, ...]:
         FUSED_KERNELS: recipe.techniques.expert_rank_capacity_factor is not None,
     }
     return tuple(note for note, needed in needs.items() if needed)
-
-
-def implementation_record(recipe: Recipe, layout: Layout) -> dict[str, object]:
-    """What a record's "implementation" section says of the job."""
-    options, techniques = _options(recipe), recipe.techniques
-    return {
-        "attention": "unfused" if options.unfused_attention else "auto",
-        "cross_entropy_fusion": techniques.loss,
-        "cpu_activation_offload": bool(techniques.offload_modules or layout.offload_layers),
-        "transformer_impl": "transformer_engine" if options.transformer_engine else "local",
-        "gated_activation_fused": options.gated_activation_fused,
-        **({"fused_grouped_mlp": True} if options.experts_fused else {}),
-        "overlap_grad_reduce": layout.zero_stage > 0,
-        "overlap_param_gather": layout.zero_stage > 0,
-        "overlap_moe_expert_parallel_comm": techniques.overlaps_experts,
-        "tp_comm_overlap": techniques.tp_comm_overlap,
-        "cuda_graph": graph_implementation(techniques),
-        "cp_comm_type": techniques.context_comm or "p2p" if layout.context > 1 else None,
-        "gradient_accumulation_fusion": layout.zero_stage < FIRST_STAGE and options.gradient_accumulation_fusion,
-        "defer_embedding_wgrad": True if options.deferred_head_gradients else None,
-        "expandable_segments": expands_segments(recipe),
-        **({"trainer": recipe.backend.script_kind} if recipe.backend.script is not None else {}),
-    }
 
 
 def _script(recipe: Recipe) -> tuple[Word, ...]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS
 from llmlaunch.layers.model import model_of
@@ -190,24 +187,3 @@ NUMBER_RULES: tuple[Rule, ...] = (
         narrow_rows,
     ),
 )
-
-
-Section = dict[str, object]
-
-
-def number_record(recipe: Recipe, facts: MemoryFacts) -> dict[str, Section]:
-    """What a record's "optimizer" and "precision" sections say beyond the recipe's `precision`."""
-    precision, numbers = recipe.workload.precision, recipe.training.numbers
-    optimizer: Section = {"gradient_dtype": "fp32" if facts.states.gradient_bytes == 4 else precision}
-    if facts.states.optimizer_instances > 1:
-        optimizer["optimizer_instances"] = facts.states.optimizer_instances
-    if recipe.training.muon:
-        optimizer["name"] = "muon"
-    if numbers.optimizer is not None:
-        optimizer["state_dtype"] = f"{numbers.optimizer.first_moment}, {numbers.optimizer.second_moment}"
-        optimizer["state_bytes_per_parameter"] = facts.states.optimizer_bytes
-        optimizer["formats"] = asdict(numbers.optimizer)
-    if numbers.narrow is None:
-        return {"optimizer": optimizer}
-    narrow: Section = {"fp8_recipe": numbers.narrow, "fp8_param_gather": numbers.narrow_parameters}
-    return {"optimizer": optimizer, "precision": narrow}

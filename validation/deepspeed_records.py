@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 from llmlaunch.calibration.records import CPU, UNFUSED, Record
-from llmlaunch.facts import MemoryFacts
+from llmlaunch.facts import Gathering, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import (
     BUCKET_ELEMENTS,
     HUGGING_FACE_KINDS,
-    SHIPPED_TRAINER,
     DeepSpeedOptions,
     bucket_bytes,
     deepspeed_facts,
     resident_facts,
     script_facts,
 )
-from llmlaunch.frameworks.deepspeed.family_facts import shipped_facts, with_family
-from llmlaunch.frameworks.deepspeed.zero_settings import settings_of_record
+from llmlaunch.frameworks.deepspeed.family_facts import with_family
+from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import ELEMENT_BYTES
@@ -35,7 +35,7 @@ def deepspeed_record_facts(record: Record, techniques: Techniques, assumed: dict
     share = techniques.offload_optimizer
     options = DeepSpeedOptions(
         reduce_bucket_elements=implementation.get("reduce_bucket_elements") or BUCKET_ELEMENTS,
-        zero=settings_of_record(implementation),
+        zero=_zero_settings(implementation),
         split_from_start="live_elements" in implementation,  # our own runs make the model in shards
         precision=record["precision"]["compute"],
         accumulation=optimizer["gradient_dtype"],
@@ -70,8 +70,6 @@ def _as_we_run_it(record: Record, shape: ModelShape, facts: MemoryFacts) -> Memo
         lasting_bucket_bytes=elements * width,
     )
     facts = replace(facts, states=replace(facts.states, pad_vocabulary=False), zero=zero)
-    if trainer == SHIPPED_TRAINER:
-        return shipped_facts(facts, shape, record["sequence_length"])
     return with_family(facts, shape, record["sequence_length"]) if trainer in HUGGING_FACE_KINDS else facts
 
 
@@ -83,3 +81,17 @@ def _on_its_machine(record: Record, facts: MemoryFacts, assumed: dict[str, Any])
     if baseline is None:
         assumed["baseline_bytes"] = int(facts.allocator.context_bytes)
     return facts
+
+
+def _zero_settings(implementation: Mapping[str, Any]) -> ZeroSettings:
+    """Return the settings of a record's `implementation`: DeepSpeed's defaults where it says nothing, and what
+    llmlaunch renders in a record of a run of its own, which names the kind of script."""
+    ours, rendered = bool(implementation.get("trainer")), dict[str, Any]()
+    if ours:
+        rendered["reuse_elements"] = implementation.get("live_elements")
+        rendered["prefetch_elements"] = implementation.get("reduce_bucket_elements")
+    stated = {**rendered, **{f.name: implementation.get(f.name) for f in fields(Gathering)}}
+    gathering = replace(Gathering(), **{name: value for name, value in stated.items() if value is not None})
+    names = [f.name for f in fields(ZeroSettings) if f.name != "gathering"]
+    others = {name: implementation[name] for name in names if implementation.get(name) is not None}
+    return ZeroSettings(gathering=gathering, **{"overlap_comm": ours, **others})

@@ -11,22 +11,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmlaunch.calibration.completion import Default, Unsupported, defaults_of
-from llmlaunch.calibration.deepspeed_records import as_deepspeed_ran, deepspeed_record_facts
-from llmlaunch.calibration.megatron_records import (
+from llmlaunch.calibration.cases import Unsupported
+from llmlaunch.calibration.records import Record
+from llmlaunch.facts import MemoryFacts
+from llmlaunch.frameworks.megatron.facts import LOSSES
+from llmlaunch.frameworks.recorded import MEGATRON_FSDP, RECORDED_TRAINERS, RecordedTrainer
+from llmlaunch.layout import Layout
+from llmlaunch.models.shape import ModelShape
+from llmlaunch.techniques import Techniques
+from validation.completion import Default, defaults_of
+from validation.deepspeed_records import as_deepspeed_ran, deepspeed_record_facts
+from validation.megatron_records import (
     FP8_RECIPES,
     captured_graphs,
     fsdp_record_facts,
     megatron_record_facts,
 )
-from llmlaunch.calibration.records import Record
-from llmlaunch.facts import MemoryFacts
-from llmlaunch.frameworks.deepspeed.facts import MEGATRON_FORK_KIND
-from llmlaunch.frameworks.megatron.facts import LOSSES
-from llmlaunch.frameworks.recorded import RECORDED_TRAINERS, RecordedTrainer
-from llmlaunch.layout import Layout
-from llmlaunch.models.shape import ModelShape
-from llmlaunch.techniques import Techniques
 
 __all__ = ["DEEPSPEED", "OFF", "TRAINERS", "UNREAD", "Trainer", "Unread", "expects", "refuse_unread", "unread_of"]
 
@@ -80,7 +80,7 @@ UNREAD: tuple[Unread, ...] = (
     Unread(
         DEEPSPEED,
         "implementation.trainer",
-        lambda trainer, record: trainer != MEGATRON_FORK_KIND,
+        lambda trainer, record: trainer != "megatron-deepspeed",
         "Megatron-DeepSpeed trains another model than Hugging Face's, and is shown as it was measured",
     ),
     Unread(
@@ -197,7 +197,7 @@ def _trainer(recorded: RecordedTrainer) -> Trainer:
             as_ran=as_deepspeed_ran,
             runs_on_cpus=True,
         )
-    if recorded.shards_model:
+    if recorded.name == MEGATRON_FSDP:
         return Trainer(recorded.table, fsdp_record_facts, defaults, unread, formats=FP8_RECIPES, ends_count=True)
     return Trainer(
         recorded.table,

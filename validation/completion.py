@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmlaunch.calibration.cases import Unsupported
 from llmlaunch.calibration.records import Record
 from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
 
@@ -22,7 +23,6 @@ __all__ = [
     "PRECISION",
     "ZERO_CONFIG",
     "Default",
-    "Unsupported",
     "brings_recipes",
     "cites",
     "complete",
@@ -119,8 +119,7 @@ def is_bridge_benchmark(record: Record) -> bool:
 
 def brings_recipes(record: Record) -> bool:
     """Whether the record's trainer comes with performance recipes, as Megatron-Bridge does."""
-    trainer = RECORDED_TRAINERS.get(record["backend"])
-    return trainer is not None and trainer.brings_recipes
+    return bool(record["backend"] in BRIDGE)
 
 
 def _benchmark_in_bf16(record: Record) -> bool:
@@ -147,7 +146,7 @@ class Default:
 # Where Megatron core trains, its arguments and, for what Bridge's providers do not set, its configurations decide; else
 # DeepSpeed trains a Hugging Face model.
 CORE = tuple(name for name, trainer in RECORDED_TRAINERS.items() if trainer.framework.on_megatron_core)
-BRIDGE = tuple(name for name in CORE if RECORDED_TRAINERS[name].brings_recipes)
+BRIDGE = ("megatron-bridge",)
 LM = tuple(name for name in CORE if name not in BRIDGE)
 DEEPSPEED = tuple(name for name in RECORDED_TRAINERS if name not in CORE)
 
@@ -277,10 +276,6 @@ NEEDED_OF = {
     "moe": ("num_experts", "topk"),
     "mla": ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
 }
-
-
-class Unsupported(Exception):
-    """A record uses something that the estimator does not express; the message is the reason."""
 
 
 def with_every_field(record: Record) -> dict[str, Any]:

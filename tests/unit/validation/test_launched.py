@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.accuracy.scoring import score
-from llmlaunch.calibration.cases import case_of
 from llmlaunch.calibration.records import TABLES, read_records
-from llmlaunch.calibration.trainers import TRAINERS, UNREAD, Unread
 from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
 from llmlaunch.recipe.frameworks import FRAMEWORKS
+from validation.cases import case_of
+from validation.launched import TRAINERS, UNREAD, Unread
+from validation.scoring import score
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
 RECORDS = [r for name in ("fit", "outcomes") for r in read_records(DATA / f"{name}.jsonl")]
@@ -91,14 +91,8 @@ def test_a_distributed_optimizer_is_zero_1_where_no_stage_is_recorded() -> None:
     assert (case.layout.zero_stage, case.assumed["optimizer.zero_stage"]) == (1, 1)
 
 
-def test_a_stored_run_of_megatron_deepspeed_is_shown_and_not_priced() -> None:
-    """Recipes of earlier versions could name it: its records are DeepSpeed's, with the kind of their script."""
+def test_a_run_of_a_megatron_deepspeed_script_is_not_taken_for_one_of_a_hugging_face_model() -> None:
     result = score(changed(of_table("deepspeed"), "implementation.trainer", "megatron-deepspeed"), {})
     assert not result.supported
     assert "Megatron-DeepSpeed" in str(result.reason)
     assert result.measured_bytes is not None
-    for record in (r for r in RECORDS if r["backend"] == "megatron-deepspeed"):
-        answer = score(record, {}).as_json()
-        assert not answer["supported"]
-        assert answer["reason"].startswith("backend 'megatron-deepspeed' is shown as it was measured, and not priced")
-        assert (answer["measured_bytes"], answer["predicted_bytes"]) == (record["peak_bytes"], None)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.calibration.completion import is_bridge_benchmark
 from llmlaunch.calibration.records import Record, minor
 from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.facts import MemoryFacts
@@ -16,6 +15,7 @@ from llmlaunch.techniques.requests import OptimizerInstances
 from llmlaunch.techniques.switches import FULL_ITERATION, TensorOverlap
 from llmlaunch.techniques.technique import key_of
 from llmlaunch.workload import OptimizerFormats
+from validation.completion import is_bridge_benchmark
 
 __all__ = ["FP8_RECIPES", "captured_graphs", "fsdp_record_facts", "megatron_options", "megatron_record_facts"]
 

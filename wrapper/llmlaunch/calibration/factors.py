@@ -1,4 +1,4 @@
-"""Factors of step times from the timed runs of one class, or why there are none. Pure: no store, no clock.
+"""Timed runs of one class as something to learn from: the factors of their step times.
 
 A step is not a sum of parts: what is hidden costs less than what is waited for. So each run is linearised: by how many
 per cent its predicted step grows if one kind of seconds grows by one per cent. The logarithm of measured / predicted
@@ -12,20 +12,21 @@ most.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.calibration.learning import folds_of, gains
-from llmlaunch.calibration.step_times import TimedRun, digest_of_runs, predicted_seconds
-from llmlaunch.calibration.time_calibrations import TimeCalibration, TimeClass, TimeErrors, time_calibration_id
+from llmlaunch.calibration.calibrations import TIME, Errors, Quantity
+from llmlaunch.calibration.learning import Fit, errors_of_scores, folds_of, gains
+from llmlaunch.calibration.machines import TimeClass
+from llmlaunch.calibration.margins import STEP, Score
+from llmlaunch.calibration.step_times import TimedRun, predicted_seconds
 from llmlaunch.columns import FloatColumn
 from llmlaunch.timing.correction import FACTORS, NO_TIME_CORRECTION, TimeCorrection
 
-__all__ = ["FEWEST_TIMED_RUNS", "TimeLearningResult", "fitted", "learn_times"]
+__all__ = ["FEWEST_TIMED_RUNS", "TimedRuns"]
 
 FEWEST_TIMED_RUNS = 3  # configurations: with fewer none can be left out
 # Standard deviations of the logarithm of each factor before any run was measured: constants come from other sites'
@@ -39,78 +40,56 @@ HUBER = 1.5
 LEAST, MOST = 0.2, 5.0  # of a factor: beyond, the runs are of another machine than the profile says
 LEAST_SHARE = 0.02  # of its step that a kind of seconds has to make in some run to be learned from
 LEAST_GAIN = 0.005  # of a step, on unseen runs: for less no factor is worth the other layout it may lead to
-ERROR_TOLERANCE = 0.002  # that does not count: what is in use was learned from some of the same runs
 
 Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class TimeLearningResult:
-    """What came of the runs of a class. `calibration` is None where there were too few; `refusal` is a sentence without
-    a full stop where the calibration must not be used."""
+class TimedRuns:
+    """The timed runs of one class of jobs."""
 
     job: TimeClass
-    runs: int
-    calibration: TimeCalibration | None
-    refusal: str | None
+    runs: Sequence[TimedRun]
+    quantity: Quantity[TimeCorrection] = TIME
+    fewest: int = FEWEST_TIMED_RUNS
+    needed: str = "configurations are needed whose step was timed"
+    plain_refusal: str | None = "no factor predicts unseen runs better than none does"
 
     @property
     def backend(self) -> str:
         return self.job.key[0]
 
     @property
-    def machine(self) -> str:
+    def accelerator(self) -> str:
         return self.job.key[1]
 
     @property
-    def accelerator(self) -> str:
-        return self.job.accelerator
+    def name(self) -> tuple[str, str]:
+        models = "mixture" if self.job.mixture else "dense"
+        return f"{TIME.prefix}{self.backend}-{models}", self.job.accelerator
 
+    @property
+    def lived(self) -> int:
+        return len(self.runs)
 
-def learn_times(
-    job: TimeClass,
-    runs: Sequence[TimedRun],
-    before: TimeCalibration | None,
-    made_at: float,
-    llmlaunch: str,
-    estimator: str,
-) -> TimeLearningResult:
-    """Learn the factors of a class. `before` is the calibration in use; `llmlaunch` and `estimator` name the program
-    that learns."""
-    if len(runs) < FEWEST_TIMED_RUNS:
-        few = f"{FEWEST_TIMED_RUNS} configurations are needed whose step was timed; the store holds {len(runs)}"
-        return TimeLearningResult(job, len(runs), None, few)
-    names = _best_names(runs)
-    new_id = time_calibration_id(job, made_at)
-    in_use = NO_TIME_CORRECTION if before is None or before.estimator != estimator else before.correction
-    calibration = TimeCalibration(
-        id=new_id,
-        backend=job.key[0],
-        machine=job.key[1],
-        made_at=made_at,
-        llmlaunch=llmlaunch,
-        estimator=estimator,
-        runs=len(runs),
-        models=dict(sorted(Counter(run.model for run in runs).items())),
-        data=digest_of_runs(runs),
-        correction=replace(fitted(runs, names), runs=len(runs), calibration_id=new_id),
-        before=_errors(runs, [in_use] * len(runs)),
-        after=_errors(runs, _cross_validated(runs, names)),
-    )
-    return TimeLearningResult(job, len(runs), calibration, _refusal(calibration, before, estimator))
+    def errors(self, correction: TimeCorrection) -> Errors:
+        return self._errors(self._scores([correction] * len(self.runs)))
 
+    def fit(self) -> Fit[TimeCorrection]:
+        names = _best_names(self.runs)
+        scores = self._scores(_cross_validated(self.runs, names))
+        correction = replace(fitted(self.runs, names), runs=len(self.runs))
+        return Fit(correction if names else NO_TIME_CORRECTION, self._errors(scores), tuple(scores))
 
-def _refusal(calibration: TimeCalibration, before: TimeCalibration | None, estimator: str) -> str | None:
-    old, new = calibration.before.mape, calibration.after.mape
-    if calibration.correction.changes_nothing:
-        return "no factor predicts unseen runs better than none does"
-    if before is not None and before.estimator == estimator:
-        worse = new > old + ERROR_TOLERANCE
-    else:
-        worse = new >= old
-    if worse:
-        return f"the cross-validated error of step times would rise from {100 * old:.1f} to {100 * new:.1f} %"
-    return None
+    def _scores(self, corrections: Sequence[TimeCorrection]) -> list[Score]:
+        return [
+            Score(run.seconds / predicted_seconds(run, correction), STEP, run.family, run.version, None)
+            for run, correction in zip(self.runs, corrections, strict=True)
+        ]
+
+    def _errors(self, scores: Sequence[Score]) -> Errors:
+        ratios = np.array([score.score for score in scores])
+        return errors_of_scores(ratios, ratios, scores)
 
 
 def fitted(runs: Sequence[TimedRun], names: Sequence[str]) -> TimeCorrection:
@@ -199,11 +178,3 @@ def _cross_validated(runs: Sequence[TimedRun], names: Sequence[str]) -> list[Tim
         for fold in np.unique(folds).tolist()
     }
     return [by_fold[fold] for fold in folds.tolist()]
-
-
-def _errors(runs: Sequence[TimedRun], corrections: Sequence[TimeCorrection]) -> TimeErrors:
-    pairs = zip(runs, corrections, strict=True)
-    relative = np.array([predicted_seconds(run, correction) / run.seconds - 1.0 for run, correction in pairs])
-    return TimeErrors(
-        mape=float(np.mean(np.abs(relative))), bias=float(np.mean(relative)), worst=float(np.max(np.abs(relative)))
-    )

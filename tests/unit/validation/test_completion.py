@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.accuracy.scoring import score
-from llmlaunch.calibration.cases import case_of
-from llmlaunch.calibration.completion import DEFAULTS, defaults_of, with_defaults
 from llmlaunch.calibration.records import TABLES, read_records
+from validation.cases import case_of
+from validation.completion import DEFAULTS, defaults_of, with_defaults
+from validation.scoring import score
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"
 RECORDS = [r for name in ("fit", "outcomes") for r in read_records(DATA / f"{name}.jsonl") if r["backend"] in TABLES]
