@@ -21,19 +21,6 @@ from llmlaunch.report.text import percent, signed_percent, table
 from validation.anchors import ANCHORS, anchor_bytes, anchor_summary
 from validation.scoring import scores_of
 
-__all__ = [
-    "END",
-    "MEASUREMENTS",
-    "PAGE",
-    "ROOT",
-    "START",
-    "accuracy_markdown",
-    "accuracy_sentence",
-    "anchors_text",
-    "page_with_tables",
-    "public_accuracy",
-]
-
 ROOT = Path(__file__).resolve().parents[1]
 MEASUREMENTS = ROOT / "tests" / "data" / "measurements"
 PAGE = ROOT / "docs" / "accuracy.md"

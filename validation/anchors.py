@@ -19,8 +19,6 @@ from llmlaunch.models.shape import ModelShape
 from validation.completion import with_defaults
 from validation.trainers import PUBLIC_TRAINERS
 
-__all__ = ["ANCHORS", "ReferenceJob", "anchor_bytes", "anchor_summary", "fujii_first_stage", "megatron_theory"]
-
 MEGATRON = ("megatron", "megatron-deepspeed")  # the fact tables of what both formulas describe
 MASTER_AND_MOMENTS = 12  # bytes per parameter: fp32 master, first and second moment
 

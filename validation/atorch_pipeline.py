@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from llmlaunch.facts import MemoryFacts
 
-__all__ = ["atorch_pipeline_facts"]
-
 
 def atorch_pipeline_facts(facts: MemoryFacts) -> MemoryFacts:
     """Return the facts of ATorch's pipeline of a Hugging Face model, which no recipe can choose (dlrover 11bf2fb,

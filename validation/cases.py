@@ -38,8 +38,6 @@ from validation.completion import (
 from validation.launched import Trainer, refuse_unread
 from validation.trainers import PUBLIC_TRAINERS
 
-__all__ = ["case_of", "case_or_reason", "job_class"]
-
 NO_MACHINES: Mapping[str, Cluster] = {}
 NARROW = ("fp8", "mxfp8", "nvfp4")
 # Bytes a second that each device has of its node's adapters, by family. Said of ABCI's A nodes: four HDR adapters of

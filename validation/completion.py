@@ -18,24 +18,6 @@ from llmlaunch.calibration.cases import Unsupported
 from llmlaunch.calibration.records import Record
 from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
 
-__all__ = [
-    "DEFAULTS",
-    "PRECISION",
-    "ZERO_CONFIG",
-    "Default",
-    "brings_recipes",
-    "cites",
-    "complete",
-    "defaults_of",
-    "in_bf16",
-    "in_performance_summary",
-    "is_bridge_benchmark",
-    "not_in_bf16",
-    "splits_tensors",
-    "with_defaults",
-    "with_every_field",
-]
-
 PRECISION = "the precision"
 
 

@@ -23,8 +23,6 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import ELEMENT_BYTES
 
-__all__ = ["as_deepspeed_ran", "deepspeed_record_facts"]
-
 
 def deepspeed_record_facts(record: Record, techniques: Techniques, assumed: dict[str, Any]) -> MemoryFacts:
     """Return the facts of a complete record of DeepSpeed.

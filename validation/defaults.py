@@ -15,8 +15,6 @@ from validation.completion import (
     splits_tensors,
 )
 
-__all__ = ["PUBLIC_DEFAULTS", "public_defaults_of"]
-
 FORK, TITAN, TUNE = ("megatron-deepspeed",), ("torchtitan-fsdp2",), ("torchtune single-device",)
 WRAPPED = ("fsdp (composer)", "fsdp (atorch)", "internevo-fsdp")  # by FullyShardedDataParallel
 

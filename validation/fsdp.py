@@ -31,8 +31,6 @@ from llmlaunch.facts import (
 from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES
 
-__all__ = ["atorch_facts", "composer_facts", "internevo_facts", "torchtitan_facts", "torchtune_facts"]
-
 MOMENTS = 8.0  # two in fp32
 UNFUSED_NORM = 4.0
 # Softmax in fp32 by torch: its saved output, the gradient of the picked logits, and the gradient it makes of it, all

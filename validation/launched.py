@@ -28,8 +28,6 @@ from validation.megatron_records import (
     megatron_record_facts,
 )
 
-__all__ = ["DEEPSPEED", "OFF", "TRAINERS", "UNREAD", "Trainer", "Unread", "expects", "refuse_unread", "unread_of"]
-
 Assumed = dict[str, Any]
 """Values that are assumed because a record does not have them, by field. Pricing a record adds to them."""
 

@@ -19,8 +19,6 @@ from llmlaunch.facts import (
 from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES
 
-__all__ = ["DROPOUT", "ForkOptions", "accumulates_in_fp32", "megatron_deepspeed_facts"]
-
 # The fork's default of both dropouts, which the BLOOM runs inherited (bigscience-workshop/Megatron-DeepSpeed,
 # megatron/arguments.py, 2022-02; bigscience-workshop/bigscience, train/tr11-176B-ml/README.md).
 DROPOUT = 0.1

@@ -17,8 +17,6 @@ from llmlaunch.techniques.technique import key_of
 from llmlaunch.workload import OptimizerFormats
 from validation.completion import is_bridge_benchmark
 
-__all__ = ["FP8_RECIPES", "captured_graphs", "fsdp_record_facts", "megatron_options", "megatron_record_facts"]
-
 # Names of number formats in records and recipes -> Transformer Engine's recipes. A format without a recipe has one
 # scale to a tensor: that of many steps is Megatron's default, that of the step Megatron-Bridge's, and both keep as many
 # bytes.

@@ -10,8 +10,6 @@ from llmlaunch.calibration.records import Record
 from llmlaunch.cluster.profile import Cluster
 from validation.cases import case_or_reason
 
-__all__ = ["score", "scores_of"]
-
 
 def scores_of(records: Iterable[Record], clusters: Mapping[str, Cluster]) -> list[ScoredRecord]:
     """Return the score of every record, in order."""

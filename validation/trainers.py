@@ -19,16 +19,6 @@ from validation.fsdp import atorch_facts, composer_facts, internevo_facts, torch
 from validation.launched import DEEPSPEED, OFF, TRAINERS, UNREAD, Trainer, Unread, expects
 from validation.megatron_deepspeed import DROPOUT, ForkOptions, accumulates_in_fp32, megatron_deepspeed_facts
 
-__all__ = [
-    "ATORCH_PIPELINE",
-    "MEGATRON_DEEPSPEED",
-    "PUBLIC_TRAINERS",
-    "PUBLIC_UNREAD",
-    "TORCHTITAN",
-    "TORCHTUNE",
-    "table_of",
-]
-
 MEGATRON_DEEPSPEED = "megatron-deepspeed"
 TORCHTITAN, TORCHTUNE = "torchtitan-fsdp2", "torchtune single-device"
 COMPOSER, ATORCH, INTERNEVO = "fsdp (composer)", "fsdp (atorch)", "internevo-fsdp"

@@ -55,8 +55,6 @@ from support.megatron_disagreements import DISAGREEMENTS, layer_of
 from support.megatron_flag_keys import flag_key_table
 from support.technique_list import TECHNIQUE_LIST
 
-__all__ = ["tables", "write_tables"]
-
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 PRECISIONS = {"half": "bf16, fp16", "fp32": "fp32"}

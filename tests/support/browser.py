@@ -12,8 +12,6 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
-__all__ = ["SIZES", "Browser"]
-
 SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
 SWITCHES = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),

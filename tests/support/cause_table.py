@@ -8,8 +8,6 @@ from pathlib import Path
 from llmlaunch.causes.cause_kind import ENOUGH_SIGNS, ONE_SIGN, CauseKind
 from llmlaunch.causes.kinds import KINDS
 
-__all__ = ["PAGE", "cause_page"]
-
 PAGE = Path(__file__).parents[2] / "docs" / "causes.md"
 BEGIN, END = "<!-- the table of causes, made by make docs-tables -->\n", "<!-- end of the table -->\n"
 SIGNS = {ENOUGH_SIGNS: "enough", ONE_SIGN: "one"}

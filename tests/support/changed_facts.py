@@ -8,8 +8,6 @@ from typing import Any
 
 from llmlaunch.facts import MemoryFacts
 
-__all__ = ["FACT_GROUPS", "changed"]
-
 OWN = {each.name for each in fields(MemoryFacts)}
 FACT_GROUPS = sorted(OWN - {"backend", "version", "source"})
 

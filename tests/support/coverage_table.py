@@ -21,8 +21,6 @@ from llmlaunch.recipe.load import recipe_from
 from llmlaunch.recipe.types import Recipe
 from support.plans import setting_for
 
-__all__ = ["PAGE", "Coverage", "coverage", "line_of", "page_with_tables", "published_pages", "recipe_of_row"]
-
 DATA = Path(__file__).resolve().parents[1] / "data" / "published_rows.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coverage.md"
 MARK = "<!-- coverage -->\n"

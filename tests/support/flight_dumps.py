@@ -7,8 +7,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Recorder", "write_dumps"]
-
 
 class Recorder:
     """What one rank records."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["dump_with", "nested", "shared_lists", "text"]
-
 HEAD, STOP = b"\x80\x02", b"."
 EMPTY_DICT, EMPTY_LIST, MARK, APPENDS, SET_ITEMS = b"}", b"]", b"(", b"e", b"u"
 

@@ -29,8 +29,6 @@ EXIT_CODES = {
     141: "nobody reads the result any more (`| head`)",
 }
 
-__all__ = ["command_reference", "python_reference"]
-
 
 def command_reference() -> str:
     """Every command with its arguments and options, as a Markdown page."""

@@ -10,8 +10,6 @@ from typing import Any
 
 import jsonschema
 
-__all__ = ["validate"]
-
 
 def validate(document: Any, schema: Mapping[str, Any]) -> None:
     """Raises ValidationError where the document is not as the schema says, SchemaError where that is none."""

@@ -28,8 +28,6 @@ from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.techniques.requests import PagedStash
 from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, OptimizerFormats
 
-__all__ = ["Case", "cases", "refusals"]
-
 BASE = load_recipe(asset("recipes", "llama3-8b.yaml"), ())
 WORLDS = (1, 2, 4, 6, 8, 12, 16)
 SIZES = (1, 2, 3, 4, 6, 8)

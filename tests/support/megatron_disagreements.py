@@ -14,8 +14,6 @@ import numpy as np
 from llmlaunch.columns import BoolColumn
 from llmlaunch.layout import Situation
 
-__all__ = ["DISAGREEMENTS", "LAYERS", "MOST_DISAGREEMENTS", "Disagreement", "layer_of"]
-
 # The four layers in which Megatron checks a job, one after the other: a later refusal costs more.
 ARGUMENTS, CONFIG, GROUPS, RUN_TIME = LAYERS = ("arguments", "transformer config", "process groups", "run time")
 # Files that are read before the first layer of the model is built; every other file is read at run time.

@@ -13,8 +13,6 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of, small
 
-__all__ = ["flag_key_table", "written_jobs"]
-
 NON_PERSISTENT = "training.non_persistent_save_interval=2"
 # Words of a recipe that the gallery does not use.
 WORDS = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-__all__ = ["Elements"]
-
 
 class Elements(HTMLParser):
     """Every element of a page with its attributes, and all of its text."""

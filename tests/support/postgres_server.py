@@ -8,8 +8,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["PostgresServer"]
-
 
 class PostgresServer:
     """Stopped until `start`; `url` is that of its database, with a password that nothing may print."""

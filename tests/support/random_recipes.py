@@ -15,8 +15,6 @@ from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 
-__all__ = ["random_searches", "searched"]
-
 MODELS: Mapping[str, Sequence[str]] = {
     "megatron-lm": (
         "llama3-8b",

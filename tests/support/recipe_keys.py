@@ -21,7 +21,6 @@ from llmlaunch.recipe.types import recipe_form
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- keys -->\n", "<!-- end of keys -->"
 
-__all__ = ["cluster_schema", "reference_table", "schema"]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

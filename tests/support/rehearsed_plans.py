@@ -18,20 +18,6 @@ from llmlaunch.rehearsal.job_alone import JobAlone, job_alone
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, Place, RehearsedRank
 from llmlaunch.rehearsal.records import records_of
 
-__all__ = [
-    "AT",
-    "FOUR_STAGES",
-    "GALLERY",
-    "PINS",
-    "VERSIONS",
-    "Planned",
-    "alone",
-    "on_gpu",
-    "planned",
-    "records",
-    "traced",
-]
-
 GALLERY = str(asset("recipes", "llama3-8b.yaml"))
 PINS = (
     *("layout.tensor=2", "layout.pipeline=4", "layout.micro_batch_size=1", "layout.virtual_pipeline=1"),

@@ -10,8 +10,6 @@ from pathlib import Path
 from llmlaunch.command_lines.command import ScriptContainer, TrainerCommand
 from llmlaunch.command_lines.sbatch import Options, sbatch_options
 
-__all__ = ["RenderedJob", "rendered_job"]
-
 
 @dataclass(frozen=True)
 class RenderedJob:

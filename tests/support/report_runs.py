@@ -9,8 +9,6 @@ from typing import Any
 from llmlaunch.units import GIB
 from support.store_run_dirs import STARTED, RunDir, gpu
 
-__all__ = ["huge_run", "restarted_run"]
-
 STEP_PATTERN = r"iteration +(?P<step>\d+)/ *(?P<steps>\d+).*\(ms\): (?P<milliseconds>[\d.]+).*loss: (?P<loss>\S+)"
 LIMIT, CARD = 74 * GIB, 79 * GIB
 PACE = 12.0  # seconds of a step

@@ -27,7 +27,6 @@ PAGES = (ROOT / "README.md", DOCS / "tutorial.md")
 COLUMNS, ROWS, LONGEST = 80, 24, 34
 HOME = "/home/you"  # what stands for the folder that a page was typed in
 
-__all__ = ["missing_words"]
 
 # rich's own format loads a font from elsewhere
 _FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from llmlaunch.launchers.slurm.commands import features, release_text
 
-__all__ = ["table"]
-
 
 def table() -> str:
     """Return the features as a Markdown table, with what was seen in each version that was run."""

@@ -29,15 +29,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 LANGUAGES = ("text", "sh", "python", "yaml", "json", "diff")
 
-__all__ = [
-    "Snippet",
-    "command_mistake",
-    "command_names",
-    "commands",
-    "named_options_mistake",
-    "snippets_of",
-    "type_snippet",
-]
 
 _FENCE = re.compile(r"^( *)```(.*)$")
 _NOTE = re.compile(r"^ *<!-- (runs|file): (.*?) -->$")

@@ -6,8 +6,6 @@ from llmlaunch.frameworks.base import ProgressLines
 from llmlaunch.frameworks.logs import known_trainers_lines
 from llmlaunch.rundir.step_lines import Step, StepLines
 
-__all__ = ["parse_step", "parser_of"]
-
 
 def parser_of(lines: ProgressLines) -> StepLines:
     return StepLines(lines.step_patterns, lines.slow_patterns)

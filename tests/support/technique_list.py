@@ -15,8 +15,6 @@ from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.technique import declarations
 
-__all__ = ["TECHNIQUE_LIST", "Technique"]
-
 # beside the flags whose keys name the technique
 ALSO_MEGATRON: Mapping[str, str] = {
     "layout.offload_modules": "`NVTE_CPU_OFFLOAD_V1=1`",

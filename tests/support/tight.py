@@ -14,8 +14,6 @@ from llmlaunch.units import GIB
 from llmlaunch.verdicts import SAFE, TIGHT
 from support.plans import plan_of
 
-__all__ = ["ONE_LAYOUT", "RECIPE", "RiskBySize", "hand_made_limit", "judge_by", "needed_gib", "rehearsal_of"]
-
 RECIPE = "llama2-7b-deepspeed"
 ONE_LAYOUT = (  # all that is left of the recipe's search
     "layout={techniques: asked, tensor: 1, context: 1, zero_stage: 1, micro_batch_size: 1, recompute: none, "

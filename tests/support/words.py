@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-__all__ = ["word_tokenizer"]
-
 WORDS = ("<eos>", "user:", "assistant:", "two", "and", "three?", "five", "what", "is", "it?", "a", "cat")
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}{% generation %}"

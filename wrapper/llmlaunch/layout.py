@@ -22,24 +22,6 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import NO_NUMBER_FORMATS, NumberFormats, Workload
 
-__all__ = [
-    "AMOUNTS",
-    "EVEN",
-    "LAYOUT_FIELDS",
-    "OFFLOAD_LAYERS",
-    "RECOMPUTE_FULL",
-    "RECOMPUTE_LAYERS",
-    "RECOMPUTE_NAMES",
-    "RECOMPUTE_NONE",
-    "RECOMPUTE_SELECTIVE",
-    "TECHNIQUE_FIELDS",
-    "Layout",
-    "LayoutColumns",
-    "Rule",
-    "Situation",
-    "refusal_counts",
-]
-
 RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL = 0, 1, 2
 RECOMPUTE_NAMES = ("none", "selective", "full")
 EVEN: tuple[tuple[int, ...], ...] = ((),)

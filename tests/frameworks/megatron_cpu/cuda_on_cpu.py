@@ -19,9 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 import fake_cuda
 
-__all__ = ["install"]
-
-
 _HOST = torch.device("cpu")
 _PART_OF_MANY = torch.distributed.distributed_c10d._IllegalWork
 

@@ -18,8 +18,6 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe import token_dispatcher
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-__all__ = ["patch_megatron"]
-
 _build_norm = WrappedTorchNorm.__new__
 
 

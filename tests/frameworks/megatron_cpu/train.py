@@ -44,8 +44,6 @@ from pretrain import build_model, forward_step
 
 patch_megatron()
 
-__all__ = ["train"]
-
 
 def embedding_ranks(ranks: list[int]) -> list[int]:
     """Those of a pipeline that have a copy of the embedding table, as pretrain_gpt.py says (get_embedding_ranks)."""

@@ -8,8 +8,6 @@ from typing import Any
 from support.corpus.difference import differences
 from support.corpus.program import answer_of
 
-__all__ = ["answered", "changed_rows"]
-
 Row = dict[str, Any]
 
 

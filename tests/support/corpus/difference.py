@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["MOST_ULPS", "differences"]
-
 MOST_ULPS = 4
 NUMBERS = ("run.json", "placement.json", "plan.json")
 """Files of JSON that hold predicted seconds, by the end of their names: their floats are compared as floats."""

@@ -16,8 +16,6 @@ from support import random_recipes
 from support.corpus.kinds import is_of
 from support.corpus.program import answer_of, gallery
 
-__all__ = ["QUOTAS", "drawn", "gallery_cases", "places", "script_cases"]
-
 Case = dict[str, Any]
 Row = dict[str, Any]
 

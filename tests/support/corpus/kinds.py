@@ -7,8 +7,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["KINDS", "is_of"]
-
 Case = Mapping[str, Any]
 Answer = Mapping[str, Any]
 HYBRIDS = ("nemotron", "qwen3-next", "qwen3.5")

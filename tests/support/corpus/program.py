@@ -25,8 +25,6 @@ from llmlaunch.frameworks.argument import NodeVariable, Reason, Word
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.timing.arithmetic import token_flops
 
-__all__ = ["CODE_OF_OURS", "Answer", "Case", "answer_of", "gallery"]
-
 Case = Mapping[str, Any]
 Answer = dict[str, Any]
 

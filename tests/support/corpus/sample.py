@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-__all__ = ["sample"]
-
 Row = dict[str, Any]
 EVERY = 10  # of a kind, from its first on
 

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "PARTS", "read_part", "write_part"]
-
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "corpus"
 PARTS = ("gallery", "megatron-lm", "megatron-bridge", "deepspeed", "scripts")
 FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 2**26},)

@@ -9,8 +9,6 @@ from llmlaunch.layers.block import Block
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 
-__all__ = ["dense_layer", "layer_tensors", "mixture_layer", "rank_layers", "rank_tensors"]
-
 
 def _kinds(job: Job, rows: RankColumns, mixture: bool, block: type[Block]) -> list[int]:
     """Return the kinds of decoder layers that are mixtures, or not, and have such a block. They save the same."""

@@ -41,8 +41,6 @@ from llmlaunch.calibration.records import (
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.models.shape import kind_of
 
-__all__ = ["comparable_runs", "coverage"]
-
 JOB = ("backend", "gpu", "world_size", "sequence_length", "global_batch_size")
 
 

@@ -25,15 +25,6 @@ from llmlaunch.progress import counting
 from llmlaunch.timing.step import step_time
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
-__all__ = [
-    "OUTCOMES",
-    "ScoredRecord",
-    "card_memory_bytes",
-    "refuse_broken",
-    "score",
-    "score_all",
-]
-
 OUTCOMES = ("oom", "fits", "host_oom")
 HOST = ("host", "host_oom")  # of a node, not of a device
 PRICED = ("allocated", "reserved", "device", "resident", "host")

@@ -17,19 +17,6 @@ from llmlaunch.calibration.records import Record, reason_of_no_whole_peak
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import JUDGED
 
-__all__ = [
-    "SIZES",
-    "by_size",
-    "errors",
-    "families",
-    "grouped",
-    "judged",
-    "measured_step_seconds",
-    "rank_correlation",
-    "throughput",
-    "underestimates",
-]
-
 # Sizes of measured peaks, from the first number of GiB up to the second; the errors of the large ones count most.
 SIZES = {"above_40_gib": (40.0, math.inf), "from_8_to_40_gib": (8.0, 40.0), "below_8_gib": (0.0, 8.0)}
 SMALL_BYTES = 8 * GIB  # of a peak below it a constant of the driver is a tenth

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from llmlaunch.app.existing_job import ExistingJob
     from llmlaunch.app.planned_run import PlannedRun
 
-__all__ = ["Described", "describe", "difference"]
 
 HIDDEN = "(not shown)"
 LOCK_KEYS = frozenset({"llmlaunch", "job", "layout", "predicted"})

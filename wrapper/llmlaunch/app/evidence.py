@@ -40,16 +40,6 @@ if TYPE_CHECKING:
     from llmlaunch.store.history import PastRun
     from llmlaunch.timing.correction import TimeCorrection
 
-__all__ = [
-    "Corrections",
-    "Notify",
-    "ignore",
-    "last_true_peaks",
-    "lessons_of",
-    "stored_calibration",
-    "with_own_layouts",
-]
-
 
 Notify = Callable[[str], None]
 """Called with one line for a person: a warning ("warning: ..."), or what was done on the way."""

@@ -39,8 +39,6 @@ from llmlaunch.store.measurements import import_file, import_records
 from llmlaunch.store.record_files import BadLine
 from llmlaunch.techniques import MOVING_NAMES
 
-__all__ = ["ImportOptions", "Imported", "JobSource", "import_files", "records_of_logs", "split_words"]
-
 # name of Megatron's argument -> how the recipe's layout calls it
 _SIZES = {
     "tensor_model_parallel_size": "tensor",

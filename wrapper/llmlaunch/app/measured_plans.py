@@ -39,8 +39,6 @@ from llmlaunch.timing.step import step_time
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
-__all__ = ["OwnRuns", "own_runs_of"]
-
 OF_DEVICE = ("backend", "gpu", "gpu_memory_bytes")  # of a record
 # Of a run's error that the other layouts of its job share: the regression of one layout's error on another's is 0.36 on
 # A100s (the public grid of Fujii et al.), 0.36 to 0.86 on NVIDIA's published B200, GB200 and GB300.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from llmlaunch.planner.search import SearchResult
     from llmlaunch.readiness.readiness import Readiness
 
-__all__ = ["MemoryEstimate", "PlannedRun", "estimate", "lock_path", "plan", "render", "replan_rendered"]
-
 
 @dataclass(frozen=True)
 class MemoryEstimate:

@@ -23,8 +23,6 @@ from llmlaunch.rehearsal.report import rehearsal_json
 from llmlaunch.rehearsal.verdict import Judgement, NextLayout, judge_plan, next_layout, unseen_by_a_trace
 from llmlaunch.rundir.values import counted
 
-__all__ = ["RehearsalResult", "rehearse"]
-
 
 @dataclass(frozen=True)
 class RehearsalResult:

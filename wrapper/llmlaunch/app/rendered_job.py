@@ -13,8 +13,6 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import object_in, read_object
 from llmlaunch.rundir.run import begun_attempts, next_layout
 
-__all__ = ["checkpoint_warnings", "rendered_job", "rendered_recipe"]
-
 
 def rendered_recipe(directory: Path) -> Recipe:
     """Return the recipe of a run directory, for the framework's version it was planned with.

@@ -32,20 +32,6 @@ if TYPE_CHECKING:
     from llmlaunch.recipe.types import Recipe
     from llmlaunch.store.sick_nodes import SickNode
 
-__all__ = [
-    "SubmittedRun",
-    "default_directory",
-    "earlier_submission",
-    "exclusion_options",
-    "idle_trainer_bytes",
-    "refuse_elsewhere",
-    "resubmit",
-    "runs_folder",
-    "submit",
-    "submit_runs",
-    "sweep_name",
-]
-
 
 ONE_RUN = SweepOptions()
 

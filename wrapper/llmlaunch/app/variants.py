@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from llmlaunch.launchers.sweep import How
     from llmlaunch.planner.plan import Plan
 
-__all__ = ["RUN", "SweepOptions", "Variant", "excess", "plan_variants"]
 
 RUN = "{run}"
 """In an override of several runs: the number of the run, from 0 on."""

@@ -18,22 +18,6 @@ from llmlaunch.calibration.margins import DIED, Bound, Score
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.timing.correction import FACTORS, NO_TIME_CORRECTION, TimeCorrection
 
-__all__ = [
-    "MEMORY",
-    "MODULES",
-    "ROOMS",
-    "TIME",
-    "Calibration",
-    "Errors",
-    "Learned",
-    "Quantity",
-    "TrainingData",
-    "calibration_id",
-    "calibration_of_json",
-    "digest_of",
-    "estimator_digest",
-]
-
 SCHEMA = 1
 IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
 # What prices a record: the formula, its constants, what the frameworks say of a recipe, how records are read and cards

@@ -31,20 +31,6 @@ from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = [
-    "NO_MACHINE",
-    "NO_RECORD",
-    "NO_SIZES",
-    "Case",
-    "Prediction",
-    "Unsupported",
-    "case_of",
-    "case_or_reason",
-    "model_text",
-    "predict",
-    "recorded_job",
-]
-
 NO_RECORD = "a field is missing, or its value is of another type than measurements have"
 NO_SIZES = "its sizes make no layout: a parallel size or the micro-batch size is below 1, or not of a job that runs"
 NO_RECIPE = "it names no recipe and no layout, so what ran is not known"

@@ -39,18 +39,6 @@ from llmlaunch.frameworks.registry import recorded_name
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
 
-__all__ = [
-    "DEFAULT_RISK",
-    "ENOUGH",
-    "EvidenceMargin",
-    "EvidenceRun",
-    "JobClass",
-    "evidence_margin",
-    "job_class",
-    "own_runs",
-    "shipped_runs",
-]
-
 DEFAULT_RISK = 0.07  # where the recipe names none: at less, more than 9 % of the runs that fitted would be refused
 TABLE = Path(__file__).parent / "evidence.json"  # `make evidence-table` writes it
 UNIT_SHARE = 0.005  # of the predicted peak, in a unit of shortfall

@@ -26,8 +26,6 @@ from llmlaunch.calibration.step_times import TimedRun, predicted_seconds
 from llmlaunch.columns import FloatColumn
 from llmlaunch.timing.correction import FACTORS, NO_TIME_CORRECTION, TimeCorrection
 
-__all__ = ["FEWEST_TIMED_RUNS", "TimedRuns"]
-
 FEWEST_TIMED_RUNS = 3  # configurations: with fewer none can be left out
 # Standard deviations of the logarithm of each factor before any run was measured: constants come from other sites'
 # cards and networks. NOISE is that of a run beside its factors: a step time is repeated within 1 or 2 %, and layouts

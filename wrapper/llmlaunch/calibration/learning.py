@@ -37,8 +37,6 @@ from llmlaunch.calibration.margins import (
 )
 from llmlaunch.columns import FloatColumn, IntColumn
 
-__all__ = ["Fit", "LearningResult", "MeasuredRun", "MeasuredRuns", "errors_of_scores", "folds_of", "gains", "learn"]
-
 KINDS = (*BOUNDING, STEP)
 WHOLE = (BOUNDING[0], STEP)  # kinds of which nothing was left unmeasured
 MOST_FOLDS = 10

@@ -16,7 +16,6 @@ from llmlaunch.units import GB
 if TYPE_CHECKING:
     from llmlaunch.cluster.matrix import BandwidthMatrix
 
-__all__ = ["TimeClass", "machine_json", "recorded_machine", "time_class", "timed_machine"]
 
 TIERS = ("node", "domain", "fabric")
 OF_MACHINE = (

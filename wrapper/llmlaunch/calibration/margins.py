@@ -29,24 +29,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = [
-    "BOUNDING",
-    "DIED",
-    "FUJII_SHARE",
-    "NEAR",
-    "RISKS",
-    "STEP",
-    "Bound",
-    "Margin",
-    "Score",
-    "bound_at",
-    "leave_one_out_bounds",
-    "no_margin",
-    "runs_needed",
-    "scores_of_best_kind",
-    "upper_ratio",
-]
-
 FUJII_SHARE = 0.80  # of device memory is safe to use: Fujii et al., arXiv 2411.06465
 RISKS = (0.1, 0.05, 0.01)  # at which bounds are reported
 NEAR = 0.5  # of the rule's limit: from here on a planner chooses

@@ -20,8 +20,6 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 
-__all__ = ["FEWEST_RUNS", "PeakRuns", "peak_runs", "score_runs", "scores_of_records", "uniform"]
-
 FEWEST_RUNS = 10  # that lived, with a known device or reserved peak
 
 

@@ -33,8 +33,6 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.models.shape import kind_of
 
-__all__ = ["ALLOCATED", "DEVICE", "OUTSIDE", "RESERVED", "Peaks", "Pool", "PooledRun", "gather", "pools"]
-
 DEVICE, RESERVED, ALLOCATED, OUTSIDE = QUANTITIES = ("device", "reserved", "allocated", "outside")
 OBSERVED = {RESERVED: "reserved_peak_bytes", ALLOCATED: "allocated_peak_bytes", OUTSIDE: "outside_torch_bytes"}
 # What a prediction depends on. Two records that agree in it are priced once.

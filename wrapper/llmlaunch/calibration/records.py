@@ -17,27 +17,6 @@ from llmlaunch.rundir.foreign_values import MOST_WHOLE, is_deeper_than, number_i
 from llmlaunch.rundir.regular_files import read_bytes
 from llmlaunch.rundir.values import shortened, to_type
 
-__all__ = [
-    "CPU",
-    "REHEARSED",
-    "TABLES",
-    "UNFUSED",
-    "MeasurementRecord",
-    "Record",
-    "accelerator_of",
-    "card_bytes",
-    "configuration_key",
-    "exclusion_reason",
-    "machine_of",
-    "minor",
-    "problem",
-    "ran_out",
-    "read_records",
-    "reason_of_no_whole_peak",
-    "retried_allocations",
-    "table_of",
-]
-
 
 class MeasurementRecord(TypedDict, total=False):
     """One measurement record, from its import to its score: one configuration on one kind of GPU, one kind of peak and,

@@ -27,8 +27,6 @@ from llmlaunch.models.shape import kind_of
 from llmlaunch.timing.correction import TimeCorrection, corrected_cluster
 from llmlaunch.timing.step import rank_alone_seconds, step_time
 
-__all__ = ["FEWEST_TIMED_STEPS", "TimedRun", "predicted_seconds", "timed_runs"]
-
 FEWEST_TIMED_STEPS = 5  # the first ones compile kernels and make connections; the median of five is free of them
 MOST = 300  # of one class the newest configurations: that many settle five factors
 

@@ -15,8 +15,6 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.rundir.values import counted
 
-__all__ = ["PUBLISHED_RATE", "StopRate"]
-
 # Llama 3: 419 unplanned interruptions in 54 days on 16,384 GPUs (Dubey et al. 2024, arXiv 2407.21783, section 3.3.4).
 PUBLISHED_STOPS, PUBLISHED_DEVICE_HOURS = 419, 54 * 24 * 16_384
 # The weight of the published rate, in stops. With 2, nine sites of ten lie between 0.18 and 2.4 times its rate. Meta's

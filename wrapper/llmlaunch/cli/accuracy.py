@@ -14,8 +14,6 @@ from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.report.text import one_line, percent
 from llmlaunch.rundir.values import counted, to_type
 
-__all__ = ["accuracy_command"]
-
 FILE = click.Path(path_type=Path)
 POOR_ERROR = 0.1  # a mean error beyond which a family is worth calibrating
 

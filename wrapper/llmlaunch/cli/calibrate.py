@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from llmlaunch.store.calibrations import Answer, Learning, Use
     from llmlaunch.store.database import Store
 
-__all__ = ["calibrate_command"]
 
 NONE = "none"
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from llmlaunch.planner.hints import Hint
     from llmlaunch.store.history import PastRun
 
-__all__ = ["check_command"]
-
 
 @click.command("check")
 @click.argument("recipe", metavar="RECIPE|SCRIPT", required=False)

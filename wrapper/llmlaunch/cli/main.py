@@ -18,7 +18,6 @@ from llmlaunch.rundir.values import to_type
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["cli", "load_command", "main"]
 
 # command -> its module in llmlaunch.cli, imported when the command is used, and one line of help
 COMMANDS = {

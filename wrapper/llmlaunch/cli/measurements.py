@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from llmlaunch.sinks.delivery import Chosen, Passed
     from llmlaunch.store.collect import Outcome
 
-__all__ = ["collect_command", "measurements_command"]
 
 UNREADABLE = 2
 ENOUGH_RUNS = 10  # a calibration of memory rests on no fewer (docs/calibration.md)

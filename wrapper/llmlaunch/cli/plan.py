@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from llmlaunch.app.existing_job import ExistingJob
     from llmlaunch.planner.neighbours import Neighbour
 
-__all__ = ["plan_command"]
-
 
 @click.command("plan")
 @recipe_or_script

@@ -24,29 +24,6 @@ if TYPE_CHECKING:
     from llmlaunch.app.existing_job import ExistingJob, UndecidedJob
     from llmlaunch.readiness.readiness import Readiness
 
-__all__ = [
-    "NO_SCRIPT",
-    "ScriptInput",
-    "Steps",
-    "exit_code_with_launch",
-    "is_script",
-    "mending_steps",
-    "note_doubts",
-    "placement_lines",
-    "planned",
-    "recipe_arguments",
-    "recipe_or_script",
-    "replan_option",
-    "say_launch",
-    "say_why_not",
-    "script_options",
-    "steps_to_submit",
-    "verbose_option",
-    "warn_of_readiness",
-    "warn_of_script_inputs",
-    "warn_of_what_is_missing",
-]
-
 
 SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job")
 Steps = list[tuple[str, str]]  # commands to type next, each with its purpose

@@ -15,8 +15,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import to_type
 
-__all__ = ["explain_args_command", "render_command"]
-
 
 @click.command("render")
 @recipe_arguments

@@ -24,14 +24,6 @@ from llmlaunch.user_data import with_home
 if TYPE_CHECKING:
     from llmlaunch.cluster.matrix import BandwidthMatrix
 
-__all__ = [
-    "accelerator_names",
-    "accelerator_table",
-    "find_accelerator",
-    "load_cluster",
-    "profile_names",
-    "profile_path",
-]
 
 FOLDERS_VARIABLE = "LLMLAUNCH_CLUSTERS"
 

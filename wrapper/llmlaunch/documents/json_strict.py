@@ -11,8 +11,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.foreign_values import is_deeper_than
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["cut_to_a_line", "parse_object"]
-
 MOST_DIGITS = 300  # of a whole number: more is no finite fraction, which whatever computes with it would make
 
 

@@ -23,21 +23,6 @@ from typing_extensions import NotRequired, Required, TypedDict, dataclass_transf
 from llmlaunch.frozen import frozen
 from llmlaunch.rundir.values import shortened
 
-__all__ = [
-    "dotted",
-    "dotted_keys",
-    "form",
-    "form_of",
-    "key",
-    "key_names",
-    "keys_in",
-    "keys_of",
-    "mapping_in",
-    "name_or_mapping",
-    "narrowed",
-    "section",
-]
-
 _typed_dict: Any = TypedDict  # mypy knows only names and keys that are literals
 _annotated: Any = Annotated
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

@@ -17,8 +17,6 @@ from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted, shortened
 
-__all__ = ["problem_of", "report", "with_exponents"]
-
 MAX_PROBLEMS = 5
 _PRIVATE = ("environment", "export")  # values that may be secrets are never repeated in a message
 _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?")

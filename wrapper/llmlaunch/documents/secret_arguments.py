@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["gives_secret"]
-
 _MORE = r"[^;&|\n]{0,300}?"
 _FEW = r"[^;&|\n]{0,80}?"
 _LITERAL = r"[\"']?(?![\"'$`<*{%\s-])[^\s\"'$`;&|]"

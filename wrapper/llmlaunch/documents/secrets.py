@@ -17,16 +17,6 @@ from llmlaunch.documents.keys import dotted
 from llmlaunch.documents.secret_arguments import gives_secret
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 
-__all__ = [
-    "holds_secret",
-    "is_secret_file",
-    "is_secret_variable",
-    "known_secret",
-    "looks_secret",
-    "refuse_secrets",
-    "secret_in",
-]
-
 WEBHOOK = ("notify", "webhook")
 COMMAND = ("notify", "command")  # a program and its arguments, a word each
 _WEBHOOK_IS_A_NAME = (

@@ -18,20 +18,6 @@ from llmlaunch.assets import asset
 from llmlaunch.rundir.values import shortened
 from llmlaunch.units import DAY, HOUR, MINUTE
 
-__all__ = [
-    "GPU_OPTIONS",
-    "follows_from_recipe",
-    "limit_seconds",
-    "option_forms",
-    "other_gres",
-    "over_site_options",
-    "plugin_option_problem",
-    "refused_sbatch_option",
-    "sbatch_option_problem",
-    "sbatch_value_problem",
-    "srun_option_problem",
-]
-
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
 # of PBS and of people -> of sbatch

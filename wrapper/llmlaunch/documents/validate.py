@@ -13,8 +13,6 @@ from llmlaunch.documents.keys import WrittenKeys, dotted, keys_in, narrowed
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 from llmlaunch.errors import UserError
 
-__all__ = ["BadKey", "validate"]
-
 _NARROW_FORMS = 3  # of each form; a process that reads more kinds of documents builds the validator of all keys, once
 
 

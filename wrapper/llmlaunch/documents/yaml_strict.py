@@ -26,17 +26,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.regular_files import open_regular
 from llmlaunch.rundir.values import shortened
 
-__all__ = [
-    "MAX_BYTES",
-    "STANDARD_INPUT_NAME",
-    "Document",
-    "KeyPath",
-    "parse_document",
-    "parse_value",
-    "read_document",
-    "read_text",
-]
-
 STANDARD_INPUT, STANDARD_INPUT_NAME = "-", "standard input"
 
 MAX_BYTES = 1 << 20

@@ -18,8 +18,6 @@ from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.weights import tables
 from llmlaunch.techniques.requests import Adapters
 
-__all__ = ["AdaptersEffect", "adapter_parameters"]
-
 READ_THE_STREAM = ("linear_qkv", "linear_fc1")  # linear layers of Megatron core behind a norm
 
 

@@ -31,8 +31,6 @@ from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.switches import FULL_ITERATION, WHOLE_LAYER, CudaGraphs
 from llmlaunch.timing.effects import Kernels, TimeEffect
 
-__all__ = ["CudaGraphsEffect", "CudaGraphsTime", "captured_activations", "captured_kernels"]
-
 TERM = "cuda_graphs"
 Moment = Mapping[str, FloatColumn]
 

@@ -17,8 +17,6 @@ from llmlaunch.memory.tokens import hidden_bytes
 from llmlaunch.timing.layer_parts import LayerParts
 from llmlaunch.timing.products import SplitColumns, Work
 
-__all__ = ["DelayedGradientsTime", "DelayedWeightGradientsEffect"]
-
 
 class DelayedWeightGradientsEffect(Effect):
     """What weight gradients are made of waits for their pass."""

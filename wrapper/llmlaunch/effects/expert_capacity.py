@@ -5,8 +5,6 @@ from __future__ import annotations
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.effects import TimeEffect
 
-__all__ = ["ExpertCapacityTime"]
-
 
 class ExpertCapacityTime(TimeEffect):
     """The host knows how many rows there are."""

@@ -22,8 +22,6 @@ from llmlaunch.timing.layer_parts import LayerParts
 from llmlaunch.timing.network import exposed
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 
-__all__ = ["ExpertOverlapEffect", "ExpertOverlapTime", "beside_another_microbatch", "permuted_tokens"]
-
 TERM = "paired_layer"
 GRADIENTS_LEFT = 4.0  # of a layer's input: what goes to other stages, and comes from them, while two passes run
 STREAMS_LEFT = 5.0  # the same while the loss is computed

@@ -18,9 +18,6 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 
-__all__ = ["HostOptimizerEffect", "HostOptimizerTime"]
-
-
 FP32_BYTES = 4.0  # the pinned tensors are fp32: whole flat partitions, or a parameter's share
 
 

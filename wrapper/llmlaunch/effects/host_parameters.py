@@ -12,8 +12,6 @@ from llmlaunch.memory.states import sharded_parameters
 from llmlaunch.memory.weights import added_parameters, rank_parameters
 from llmlaunch.techniques.treatments import HostParameters
 
-__all__ = ["HostParametersEffect"]
-
 
 class HostParametersEffect(Effect):
     """ZeRO 3 keeps the shards on the host (ZeRO-Infinity, Rajbhandari et al. 2021, section 5.1)."""

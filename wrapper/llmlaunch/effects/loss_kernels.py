@@ -16,15 +16,6 @@ from llmlaunch.timing.constants import NATIVE_LOSS_BYTES
 from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.products import Work
 
-__all__ = [
-    "FusedLinearLossEffect",
-    "NativeLossTime",
-    "TiledLossEffect",
-    "TiledLossTime",
-    "earlier_tiles",
-    "tiled_inputs",
-]
-
 
 class FusedLinearLossEffect(Effect):
     """Liger takes as many tokens at a time as keep the logits near the size of the head's input

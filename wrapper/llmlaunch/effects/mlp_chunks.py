@@ -13,8 +13,6 @@ from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.layer_parts import LayerParts, Repeated
 from llmlaunch.timing.products import DevicePace, SplitColumns
 
-__all__ = ["ChunkedMlpTime", "MlpChunksEffect"]
-
 
 class MlpChunksEffect(Effect):
     """What is as wide as an MLP exists of one piece at a time (MsT, Luo et al. 2024, section 3.2)."""

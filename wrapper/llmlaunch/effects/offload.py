@@ -22,15 +22,6 @@ from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.treatments import CheckpointOffload, ModuleOffload, ModuleOffloadShare
 from llmlaunch.timing.effects import TimeEffect
 
-__all__ = [
-    "CheckpointOffloadTime",
-    "LayerOffloadTime",
-    "ModuleOffloadTime",
-    "OffloadEffect",
-    "offloads_modules",
-    "without_offloaded_modules",
-]
-
 
 class OffloadEffect(Effect):
     """Layouts say how many layers leave, and may name the modules; the job names them otherwise."""

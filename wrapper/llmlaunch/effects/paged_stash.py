@@ -32,9 +32,6 @@ from llmlaunch.timing.layer_parts import LayerParts
 from llmlaunch.timing.network import exposed
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 
-__all__ = ["PagedStashEffect", "PagedStashTime", "equal_share", "running_experts", "stash_pages"]
-
-
 # What Transformer Engine marks as rows of tokens when experts are one kernel (transformer_engine/pytorch/ops/fused/
 # grouped_mlp.py fuser_forward, 2.20): the quantized inputs of both linears, and what the activation reads.
 STASHED = ("expert_fc1_input", "expert_fc1_output", "expert_fc2_input")

@@ -30,8 +30,6 @@ from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.layer_parts import LayerParts, Repeated
 from llmlaunch.timing.products import DevicePace, SplitColumns, rates
 
-__all__ = ["RecomputeEffect", "RecomputeTime", "recomputed_layer"]
-
 TERM = "recomputed_layer"
 
 

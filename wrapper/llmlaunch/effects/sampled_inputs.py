@@ -10,8 +10,6 @@ from llmlaunch.layers.layer import Branch
 from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job
 
-__all__ = ["SampledInputsEffect"]
-
 
 class SampledInputsEffect(Effect):
     """A share of the rows (WTA-CRS, Liu et al. 2023, section 3)."""

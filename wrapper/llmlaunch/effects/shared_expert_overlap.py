@@ -9,8 +9,6 @@ from llmlaunch.timing.layer_parts import LayerParts
 from llmlaunch.timing.network import exposed
 from llmlaunch.timing.products import SplitColumns, Work
 
-__all__ = ["SharedExpertOverlapTime"]
-
 
 class SharedExpertOverlapTime(TimeEffect):
     """The shared expert's first products run while tokens go and its last ones while they come back

@@ -21,8 +21,6 @@ from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.layer_parts import LayerParts, Repeated
 from llmlaunch.timing.products import DevicePace, SplitColumns
 
-__all__ = ["SwapEffect", "SwapTime", "swapped_by_layer"]
-
 ROUNDING_BUFFERS = 2.0
 
 

@@ -12,8 +12,6 @@ from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns, mixture_layers
 from llmlaunch.memory.tokens import sequence_split, tokens
 
-__all__ = ["DEEPEP_RANKS", "TokenDispatchEffect"]
-
 TERM = "exchange_buffers"
 NODE_DEVICES = 8
 FP32_BYTES = 4.0

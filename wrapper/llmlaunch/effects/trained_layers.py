@@ -15,8 +15,6 @@ from llmlaunch.memory.job import Job, RankColumns, chunk_ranges
 from llmlaunch.memory.weights import layer_parameters, linear_weights, tables
 from llmlaunch.timing.effects import TimeEffect
 
-__all__ = ["TrainedLayersEffect", "TrainedLayersTime", "trained_counts"]
-
 
 class TrainedLayersEffect(Effect):
     """No backward pass runs through the layers before them (SHERL, Diao et al. 2024: late layers alone)."""

@@ -14,9 +14,6 @@ from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.products import SplitColumns
 
-__all__ = ["WeightVersionsEffect", "WeightVersionsTime"]
-
-
 FP32_BYTES = 4.0
 
 

@@ -18,8 +18,6 @@ from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.products import SplitColumns
 
-__all__ = ["ZeroBubbleEffect", "ZeroBubbleTime"]
-
 
 class ZeroBubbleEffect(Effect):
     """Weight gradients of a micro-batch wait, and what they are made of with them."""

@@ -23,8 +23,6 @@ from llmlaunch.families.vision import ENCODER_NAMES, inside, read_vision, text_v
 from llmlaunch.models.checks import check_shape
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["read_config", "shape_from_config"]
-
 STORED_FORMATS = ("fp8", "mxfp4")
 
 

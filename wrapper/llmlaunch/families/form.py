@@ -14,8 +14,6 @@ from llmlaunch.families.registry import family_names
 from llmlaunch.models.sections import Mamba, Vision
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Multipliers, Router
 
-__all__ = ["PARTS", "model_form"]
-
 PARTS = {"moe": MoeShape, "mla": MlaShape, "mamba": Mamba, "multipliers": Multipliers, "vision": Vision}
 """Sections that are written over those of a base; the others replace them."""
 _literal: Any = Literal  # mypy knows only values that are written out

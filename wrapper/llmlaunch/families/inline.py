@@ -13,8 +13,6 @@ from llmlaunch.models.checks import check_shape
 from llmlaunch.models.sections import required_keys
 from llmlaunch.models.shape import MARKS, ModelShape
 
-__all__ = ["complete_shape", "with_dense_layers"]
-
 _REQUIRED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size")
 
 

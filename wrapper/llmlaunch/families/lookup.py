@@ -17,8 +17,6 @@ from llmlaunch.models.shape import ModelShape
 if TYPE_CHECKING:
     from llmlaunch.families.hub_ids import HubModel
 
-__all__ = ["find_model", "resolve_model"]
-
 
 def find_model(spec: str | Mapping[str, Any], base_dir: Path = Path()) -> ModelShape:
     """The shape `spec` names: a preset, the path of a `config.json` or of its folder (relative to `base_dir`), a model

@@ -11,8 +11,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.models.sections import section_from
 from llmlaunch.models.shape import ModelShape, natural_activation
 
-__all__ = ["load_preset", "preset_names", "preset_values", "shape_of"]
-
 
 def preset_names() -> tuple[str, ...]:
     """Return the names of the shipped model shapes, sorted."""

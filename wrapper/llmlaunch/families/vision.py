@@ -14,17 +14,6 @@ from llmlaunch.families.reader import ConfigReader, short
 from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
 
-__all__ = [
-    "ENCODER",
-    "ENCODER_NAMES",
-    "TEXT_DEFAULTS",
-    "VISION_DEFAULTS",
-    "config_with_vision",
-    "inside",
-    "read_vision",
-    "text_values",
-]
-
 Values = Mapping[str, Any]
 
 ENCODER = (  # of `vision_config`

@@ -10,8 +10,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.what_ifs import SOLVED_SHARE
 
-__all__ = ["job_of"]
-
 
 def job_of(
     recipe: Recipe, backend: Backend, baseline_bytes: int | None = None, correction: Correction = NO_CORRECTION

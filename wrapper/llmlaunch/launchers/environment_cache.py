@@ -23,8 +23,6 @@ from llmlaunch.rundir.values import count_above_zero
 from llmlaunch.trainers import TRAINER, TRAINER_MODULES
 from llmlaunch.user_data import with_home
 
-__all__ = ["cache_probe", "cached_probe", "environment_key", "measured_baseline", "probed_packages"]
-
 MOST_KEPT = 100
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _VERSIONS = (

@@ -25,8 +25,6 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
 
-__all__ = ["ATTENTION_BACKWARD", "Attention", "SoftmaxAttention", "Window"]
-
 ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
 
 CORE, PROJECTION, QKV = ("core_attn",), ("attn_proj",), ("qkv_linear",)

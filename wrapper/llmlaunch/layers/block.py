@@ -16,25 +16,6 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle
 
-__all__ = [
-    "FP32_BYTES",
-    "MLP_SHARE",
-    "RECURRENCE_BACKWARD",
-    "AdapterGroup",
-    "Amounts",
-    "Behind",
-    "Block",
-    "BlockWork",
-    "ContextTraffic",
-    "Parameters",
-    "Saved",
-    "Tensors",
-    "causal_mean",
-    "recurrence",
-    "scaled_columns",
-    "stream_bytes",
-]
-
 FP32_BYTES = 4.0  # statistics of norms and of the softmax
 MLP_SHARE = 0.4  # of the kernels of a layer of attention and an MLP
 

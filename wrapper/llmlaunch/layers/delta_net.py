@@ -11,8 +11,6 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["DELTA_CHUNK", "DeltaNet", "delta_net"]
-
 DELTA_CHUNK = 64.0  # tokens over which flash-linear-attention solves a triangular system at a time
 
 

@@ -20,8 +20,6 @@ from llmlaunch.layers.modules import Module, ModuleSplit, ModuleStyle, container
 from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["Encoder", "Projector", "encoder_of"]
-
 NORM_VECTORS = 2  # of a LayerNorm
 
 

@@ -16,8 +16,6 @@ from llmlaunch.layers.matrix import INPUTS, NEITHER, OUTPUTS, Matrix, Part, Vect
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["UP_PROJECTION", "LatentAttention", "latent_attention"]
-
 UP_PROJECTION = ("mla_up_proj",)
 
 

@@ -20,7 +20,6 @@ from llmlaunch.layers.modules import Module, ModuleStyle, container
 if TYPE_CHECKING:
     from llmlaunch.layers.mixture import Mixture
 
-__all__ = ["Branch", "Layer"]
 
 BlockKind = TypeVar("BlockKind", bound=Block)
 

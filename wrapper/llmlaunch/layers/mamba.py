@@ -30,8 +30,6 @@ from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modu
 from llmlaunch.models.sections import CONV_KERNEL, SCAN_CHUNK
 from llmlaunch.models.shape import ModelShape, Multipliers
 
-__all__ = ["Mamba2", "mamba_mixer"]
-
 
 @frozen
 class Mamba2(Block):

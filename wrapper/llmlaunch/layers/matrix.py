@@ -16,8 +16,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.techniques.requests import FUSED_MODULES, Adapters
 
-__all__ = ["INPUTS", "NEITHER", "OUTPUTS", "Matrix", "Part", "Vector", "adapted", "fused_adapted", "fused_names"]
-
 INPUTS, OUTPUTS, NEITHER = "inputs", "outputs", "neither"  # the side of a matrix that tensor parallelism divides
 
 

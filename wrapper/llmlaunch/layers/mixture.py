@@ -16,8 +16,6 @@ from llmlaunch.layers.modules import Module, ModuleStyle, container, expert_modu
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape
 
-__all__ = ["Mixture", "mixture_of"]
-
 FUSED_ROWS = 256.0  # of a tile of experts that are one kernel (moe_utils.py get_align_size_for_quantization)
 TILE_ROWS = 128.0  # of a tile of a grouped product
 # Elements that the biases of experts move for each of a routed token, forward and backward. The second bias is weighted

@@ -16,8 +16,6 @@ from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, fused_adapted
 from llmlaunch.layers.modules import NO_PARAMETERS, Module, ModuleStyle, container, linear_modules
 
-__all__ = ["Mlp", "inputs_kept", "mlp_backward", "mlp_matrices", "mlp_modules", "projected_bytes"]
-
 
 @frozen
 class Mlp(Block):

@@ -21,8 +21,6 @@ from llmlaunch.models.shape import ModelShape, Multipliers
 if TYPE_CHECKING:
     from llmlaunch.layers.mixture import Mixture
 
-__all__ = ["Model", "model_of", "stream_contraction", "stream_mixing"]
-
 
 @frozen
 class Model:

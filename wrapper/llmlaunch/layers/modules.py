@@ -12,17 +12,6 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Vector
 from llmlaunch.techniques.requests import Adapters
 
-__all__ = [
-    "NO_PARAMETERS",
-    "Module",
-    "ModuleSplit",
-    "ModuleStyle",
-    "container",
-    "expert_modules",
-    "linear_modules",
-    "vector_modules",
-]
-
 
 @frozen
 class Module:

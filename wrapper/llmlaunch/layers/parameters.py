@@ -14,8 +14,6 @@ from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.model import Model, model_of, stream_contraction
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["LayerParameters", "ModelParameters", "count_parameters"]
-
 
 @frozen
 class LayerParameters:

@@ -31,8 +31,6 @@ from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["CHOSEN_FROM", "PooledAttention", "pooled_attention"]
-
 INDEX_BYTES = 4.0  # of the number of a key
 INDEX_TILE = 128.0  # numbers of keys come in whole tiles
 POOLING_BYTES = FP32_BYTES + 2.0 + 2.0  # softmax in fp32, its weights and what they weigh in 16 bits

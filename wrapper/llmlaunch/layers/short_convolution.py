@@ -15,8 +15,6 @@ from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["ShortConvolution", "short_convolution"]
-
 
 @frozen
 class ShortConvolution(Block):

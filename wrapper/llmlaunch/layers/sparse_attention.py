@@ -17,8 +17,6 @@ from llmlaunch.layers.latent_attention import UP_PROJECTION, LatentAttention, la
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
 from llmlaunch.models.shape import ModelShape
 
-__all__ = ["KERNEL_HEADS", "SparseAttention", "sparse_attention"]
-
 INDEX_BYTES = 4.0  # of the number of a key
 KERNEL_HEADS = 64.0  # a kernel of sparse attention takes no fewer on a device, and is given empty ones
 

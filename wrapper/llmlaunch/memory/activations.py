@@ -20,26 +20,6 @@ from llmlaunch.memory.priced_layers import Gone, PricedLayers, either, sum_witho
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import sequence_split, tokens
 
-__all__ = [
-    "TERM",
-    "Terms",
-    "arriving_mask",
-    "cut_parameters",
-    "kept_activations",
-    "kept_before_experts",
-    "kept_by_heads",
-    "kept_by_kind",
-    "kept_by_layer",
-    "kept_embedding",
-    "kept_masks",
-    "largest_layer",
-    "loads_batches",
-    "of_all_layers",
-    "on_device",
-    "returned_key_values",
-    "saved_share",
-]
-
 BEHIND_THE_ROUTER = ("expert_", "moe_permuted", "moe_latents")  # what begins the names of a mixture's tensors there
 
 

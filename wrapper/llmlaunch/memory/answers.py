@@ -12,8 +12,6 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.technique import declarations
 
-__all__ = ["once_for_rows"]
-
 Result = TypeVar("Result")
 
 

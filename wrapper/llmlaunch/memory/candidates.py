@@ -16,20 +16,6 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns, all_ranks, ranks_at
 
-__all__ = [
-    "LEARNT_BYTES",
-    "PIECE",
-    "Ranks",
-    "WorstRanks",
-    "all_are_candidates",
-    "candidate_ranks",
-    "keep_freed_memory",
-    "most_bytes",
-    "pieces",
-    "stages_alike",
-    "worst_of",
-]
-
 
 def stages_alike(job: Job) -> bool:
     """Whether all pipeline ranks of even stages hold and train equally many layers of each kind."""

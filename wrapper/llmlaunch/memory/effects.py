@@ -24,20 +24,6 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.priced_layers import Gone, PricedLayers
 from llmlaunch.models.sections import Vision
 
-__all__ = [
-    "Column",
-    "Effect",
-    "HostBytes",
-    "Pinned",
-    "effects_in",
-    "effects_in_use",
-    "effects_of",
-    "optimizer_on_device",
-    "shards_on_device",
-    "trains_all",
-    "trains_head",
-]
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

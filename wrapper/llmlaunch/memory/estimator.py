@@ -15,8 +15,6 @@ from llmlaunch.memory.host import HostNode, host_terms, node_bytes
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import RESIDUAL, Terms, device_bytes, rank_sums, rank_terms
 
-__all__ = ["NOT_MODELLED", "Estimate", "RankEstimate", "estimate", "worst_ranks"]
-
 
 @frozen
 class RankEstimate:

@@ -26,8 +26,6 @@ from llmlaunch.memory.modules import modules_of
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques.requests import Adapters
 
-__all__ = ["Gathered", "gathered", "gathered_elements"]
-
 
 @frozen
 class Gathered:

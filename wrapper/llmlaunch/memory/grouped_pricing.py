@@ -24,20 +24,6 @@ from llmlaunch.memory.moments import state_terms, transient_terms
 from llmlaunch.memory.peak import StateSums, TransientSums, device_bytes, sum_of
 from llmlaunch.memory.states import states
 
-__all__ = [
-    "ModelStateBytes",
-    "RankPiece",
-    "TransientBytes",
-    "WorstBytes",
-    "distinct_states",
-    "model_state_bytes",
-    "rank_bytes",
-    "rank_pieces",
-    "state_fields",
-    "transient_bytes",
-    "worst_of_sums",
-]
-
 FIELDS = ("tensor", "pipeline", "context", "data", "expert", "expert_tensor", "zero_stage", "partition")
 
 

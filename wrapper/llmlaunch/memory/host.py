@@ -23,8 +23,6 @@ from llmlaunch.memory.states import sharded_parameters
 from llmlaunch.memory.tokens import tokens
 from llmlaunch.memory.weights import rank_parameters
 
-__all__ = ["HostNode", "host_terms", "node_bytes", "state_host_terms", "transient_host_terms"]
-
 MASK_BYTES_MADE = 8.0  # of an entry while a mask is made: ones, and their lower triangle, in fp32
 BATCH_BYTES_PER_TOKEN = 40.0  # token ids, labels, positions and two masks, 8 bytes each
 

@@ -19,25 +19,6 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
 
-__all__ = [
-    "NO_CORRECTION",
-    "Correction",
-    "Job",
-    "RankColumns",
-    "all_ranks",
-    "chunk_ranges",
-    "final_norm_rank",
-    "head_rank",
-    "layer_counts",
-    "layer_kinds",
-    "least",
-    "mixture_layers",
-    "of_classes",
-    "one_rank",
-    "ranks_at",
-    "without_layers",
-]
-
 
 @frozen
 class Correction:

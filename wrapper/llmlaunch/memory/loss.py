@@ -23,26 +23,6 @@ from llmlaunch.memory.schedule import in_flight, last_chunk_in_flight
 from llmlaunch.memory.tokens import STATISTIC_BYTES, hidden_bytes, layer_input, sequence_split, tokens
 from llmlaunch.memory.weights import tables, vocabulary
 
-__all__ = [
-    "around_head",
-    "cached_logits",
-    "embedded_again",
-    "final_norm",
-    "holds_heads",
-    "logit_piece",
-    "logits",
-    "logits_share",
-    "logits_split",
-    "projection",
-    "saved_by_heads",
-    "step_logits",
-    "table_gradient",
-    "table_sum",
-    "tables_of_heads",
-    "waiting_logits",
-    "waiting_table",
-]
-
 
 def final_norm(job: Job, rows: RankColumns) -> FloatColumn:
     """Return for the last rank what the norm before the head saves (its input) and what the head saves (the norm's

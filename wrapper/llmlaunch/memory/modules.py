@@ -16,8 +16,6 @@ from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques.requests import Adapters
 
-__all__ = ["modules_of"]
-
 
 @lru_cache(maxsize=64)
 def modules_of(shape: ModelShape, split: ModuleSplit, adapters: Adapters | None) -> tuple[Module, ...]:

@@ -50,8 +50,6 @@ from llmlaunch.memory.workspace import (
     weight_gradient_stubs,
 )
 
-__all__ = ["HOLES", "Moment", "MomentTerms", "state_terms", "transient_terms"]
-
 HOLES = "free_pieces"  # a term that goes into the allocator's cache: free, and of no use to what comes next
 Moment = Mapping[str, FloatColumn]
 

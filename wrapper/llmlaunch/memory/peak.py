@@ -24,23 +24,6 @@ from llmlaunch.memory.loss import logit_piece, table_gradient
 from llmlaunch.memory.moments import HOLES, Moment, MomentTerms, state_terms, transient_terms
 from llmlaunch.memory.states import States, states
 
-__all__ = [
-    "CACHE",
-    "MODEL_STATES",
-    "OUTSIDE_TORCH",
-    "RESIDUAL",
-    "StateSums",
-    "Terms",
-    "TransientSums",
-    "cache_share",
-    "device_bytes",
-    "outside_bytes",
-    "rank_sums",
-    "rank_terms",
-    "sum_of",
-]
-
-
 LAYER_BACKWARD = 2  # of the moments
 Members = Callable[[RankColumns], FloatColumn]
 

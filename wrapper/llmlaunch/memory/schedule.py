@@ -13,8 +13,6 @@ from llmlaunch.memory.answers import once_for_rows
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 
-__all__ = ["InFlight", "in_flight", "last_chunk_in_flight"]
-
 
 @frozen
 class InFlight:

@@ -30,8 +30,6 @@ from llmlaunch.memory.weights import (
 if TYPE_CHECKING:
     from llmlaunch.memory.layer_wise import WholeMatrices
 
-__all__ = ["States", "least_state_bytes", "shard_groups", "sharded_parameters", "states"]
-
 
 @frozen
 class States:

@@ -21,8 +21,6 @@ from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.models.sections import Vision
 
-__all__ = ["encoder_activations", "encoder_backward", "encoder_matrices", "rank_encoder"]
-
 PIXEL_BYTES = 4.0  # as an image processor makes them
 # of the four learned positions around a patch: their numbers as int64, and a weight of each
 POSITION_BYTES = 4.0 * (8.0 + 4.0)

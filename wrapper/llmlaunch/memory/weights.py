@@ -26,21 +26,6 @@ from llmlaunch.memory.job import Job, RankColumns, final_norm_rank, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.models.shape import ModelShape
 
-__all__ = [
-    "RankParameters",
-    "added_parameters",
-    "distinct_matrices",
-    "head_matrix",
-    "largest_matrices",
-    "largest_parameter",
-    "layer_parameters",
-    "linear_weights",
-    "rank_parameters",
-    "tables",
-    "trained_parameters",
-    "vocabulary",
-]
-
 
 @frozen
 class RankParameters:

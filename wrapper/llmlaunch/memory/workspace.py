@@ -18,16 +18,6 @@ from llmlaunch.memory.schedule import in_flight
 from llmlaunch.memory.tokens import layer_input, sequence_split, tokens
 from llmlaunch.memory.weights import distinct_matrices, head_matrix, vocabulary
 
-__all__ = [
-    "embedding_backward",
-    "head_backward",
-    "layer_backward",
-    "mixture_forward",
-    "passing_buffers",
-    "recorded_gathers",
-    "weight_gradient_stubs",
-]
-
 
 def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the gradients alive while one layer runs backward, beyond the saved tensors they replace: those of its

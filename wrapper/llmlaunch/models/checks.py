@@ -20,8 +20,6 @@ from llmlaunch.models.sections import (
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.rundir.values import counted
 
-__all__ = ["check_shape"]
-
 
 def check_indexer(indexer: Indexer, mla: MlaShape | None) -> None:
     if mla is None or mla.q_lora_rank is None:

@@ -14,36 +14,6 @@ from pydantic import Field
 
 from llmlaunch.documents.keys import key, section
 
-__all__ = [
-    "BESIDE_ATTENTION",
-    "BUILT_BY_CORE",
-    "CONV_KERNEL",
-    "OF_MEMORY",
-    "OF_TIME",
-    "PARTS",
-    "SCAN_CHUNK",
-    "CompressedAttention",
-    "Count",
-    "Indexer",
-    "LinearAttention",
-    "Mamba",
-    "MlaShape",
-    "MoeShape",
-    "Multipliers",
-    "Positions",
-    "Positive",
-    "Rate",
-    "RopeScaling",
-    "Router",
-    "ShortConvolutionShape",
-    "Size",
-    "SlidingWindow",
-    "Vision",
-    "required_keys",
-    "section_from",
-    "sections_of",
-]
-
 Size = Annotated[int, Field(ge=1, le=2**24)]
 Count = Annotated[int, Field(ge=1, le=2**16)]
 Positions = Annotated[int, Field(ge=1, le=2**28)]

@@ -30,17 +30,6 @@ from llmlaunch.timing.passes import (
 from llmlaunch.timing.products import split_of
 from llmlaunch.timing.stages import Pieces, pieces, stages_in_balance
 
-__all__ = [
-    "LAYER_FIELDS",
-    "LeastFactors",
-    "LeastSeconds",
-    "by_cost",
-    "least_state_bytes_of",
-    "passes_with",
-    "scouts",
-    "switch_sets",
-]
-
 # what a layer's seconds and activations depend on, of a split
 LAYER_FIELDS = ("tensor", "context", "expert", "expert_tensor", "micro_batch_size", "sequence_parallel")
 PIECE = 8192  # layouts priced at a time, so that the columns of the formula stay in the processor's cache

@@ -28,25 +28,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import written_pin
 from llmlaunch.techniques import NO_TECHNIQUES
 
-__all__ = [
-    "BELONGS",
-    "as_pin",
-    "first_safe",
-    "fixed_value",
-    "nearest_pins",
-    "pin_distance",
-    "planned",
-    "relax_pins",
-    "resized",
-    "settled",
-    "stated_value",
-    "unchanged",
-    "unfixed",
-    "with_chosen_technique",
-    "with_pins",
-    "without",
-]
-
 BELONGS = {name: kind for name, (owner, kind) in belonging().items() if owner == "recompute"}  # to a kind of recompute
 KINDS = frozenset({"sequence_parallel", "zero_stage", "recompute"})
 

@@ -29,8 +29,6 @@ from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import DAY, HOUR, MINUTE, duration
 
-__all__ = ["EndDistribution", "best_interval_seconds", "expected_end"]
-
 HISTORIES = 2048  # of each rate: an end is then within 1 % of that of any other seed
 SEED = 0
 HOPELESS = 30.0  # stops in a segment: it ends once in 10**13 attempts

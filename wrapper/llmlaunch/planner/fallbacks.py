@@ -21,8 +21,6 @@ from llmlaunch.techniques.technique import declarations
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import TIGHT
 
-__all__ = ["HEAD_ROOM_STEP", "can_load", "find_fallbacks"]
-
 # Share of a device's memory that each layout leaves free beyond the one before. A plan that ran out of memory was too
 # low by more than its margin; by how much more nobody knows. A step lies between the mean error of predicted device
 # peaks (5 to 7 %) and its 95th percentile (11 to 13 %; README.md). A plan by the 80 % rule stands runs that need 25 %

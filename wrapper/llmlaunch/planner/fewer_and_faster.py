@@ -14,8 +14,6 @@ from llmlaunch.planner.search_space import pinned_numbers
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["MOST_PRICED", "faster_on_fewer"]
-
 OF_NETWORK = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_transfer", "data_parallel")
 DIVISORS = (2, 4, 8, 16, 32)  # of the number of nodes
 SIZES = ("data", "context", "pipeline")  # one of which spans fewer nodes, the first that does costs least

@@ -21,8 +21,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import place_of
 from llmlaunch.rundir.values import counted
 
-__all__ = ["MOST_LAYOUTS", "fewer_nodes_json", "find_fewer_nodes"]
-
 MOST_LAYOUTS = 8  # each is a folder of the run directory
 MOST_TRIED = 12  # a search takes a second or two
 # More nodes that gain less than this rather wait as spare ones: the error of predicted step times is larger.

@@ -23,8 +23,6 @@ from llmlaunch.recipe.written import written_pin
 from llmlaunch.techniques.switches import TokenDispatch
 from llmlaunch.techniques.technique import key_of
 
-__all__ = ["Hint", "faster_choices"]
-
 LEAST_GAIN = 0.02  # what a model of time can tell apart, and is worth a change
 MOST_HINTS = 3
 HINT_CANDIDATES = 100_000  # of each kind of hint (`pricing_budget`); a search of a whole space is some 40 000

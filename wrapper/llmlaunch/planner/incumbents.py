@@ -14,8 +14,6 @@ from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.planner.points import Points
 
-__all__ = ["ANYWHERE", "Incumbents", "Reach"]
-
 SLACK = 1e-9  # sums of floats do not come out the same in every order
 
 

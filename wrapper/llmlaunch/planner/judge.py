@@ -27,19 +27,6 @@ from llmlaunch.timing.step import step_time
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
-__all__ = [
-    "LayoutVerdict",
-    "correction_text",
-    "explain_unsafe",
-    "judge_layouts",
-    "refuse",
-    "risk_text",
-    "rules_failed",
-    "safe_layouts",
-    "tightness",
-    "unknown_arguments_text",
-]
-
 
 @dataclass(frozen=True)
 class Refusal:

@@ -29,8 +29,6 @@ from llmlaunch.planner.search_space import (
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
-__all__ = ["TechniqueLegality", "first_failed", "situation", "technique_failures", "technique_legality"]
-
 SPLIT_COLUMNS = frozenset({*SPLIT_FIELDS, "partition"})
 NEVER_READ = {"partitions", "modules", "module_sets"}  # by rules
 FIELD_NAMES = frozenset(f.name for kind in (LayoutColumns, Techniques) for f in fields(kind)) - NEVER_READ

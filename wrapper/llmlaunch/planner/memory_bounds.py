@@ -36,8 +36,6 @@ from llmlaunch.planner.search_space import TechniqueSpace, apply_alike, recipe_w
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import frequent_kind, least_layers
 
-__all__ = ["MemoryBounds"]
-
 ROUNDING = 1e-6  # terms are whole bytes, and a layer's are not
 
 

@@ -50,8 +50,6 @@ from llmlaunch.techniques import (
 )
 from llmlaunch.techniques.technique import declarations
 
-__all__ = ["Neighbour", "Value", "neighbours", "technique_neighbours"]
-
 Value = int | bool | str | float | None
 ChosenTechniques = tuple[StepTechniques, StateTechniques]
 

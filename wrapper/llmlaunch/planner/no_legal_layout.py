@@ -32,8 +32,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import place_of, written_document, written_pin
 from llmlaunch.rundir.values import counted, to_type
 
-__all__ = ["legal_values", "locked_is_illegal", "no_layout", "tightest_rule"]
-
 AT_ONCE = 256  # numbers of nodes looked at together
 REMEDY_CANDIDATES = 200_000  # of what is looked at for one kind of remedy (`pricing_budget`)
 

@@ -63,8 +63,6 @@ from llmlaunch.timing.step import StepTime, step_time
 from llmlaunch.units import GB, GIB, duration
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
-__all__ = ["make_plan", "make_sized_plan", "plan_of", "time_limit_note"]
-
 ALTERNATIVES = 5
 BUDGET_CANDIDATES = 150_000  # of the search for nodes that stay within the recipe's budget (`pricing_budget`)
 

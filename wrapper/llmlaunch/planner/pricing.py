@@ -40,16 +40,6 @@ from llmlaunch.planner.technique_batches import (
 )
 from llmlaunch.timing.step import UpdateSeconds
 
-__all__ = [
-    "Offer",
-    "Priced",
-    "filled_share",
-    "price",
-    "price_all",
-    "price_rows",
-    "roomiest",
-]
-
 SPARE, OVERFULL = "spare", "overfull"  # why layouts were not priced
 AT_ONCE = 1024  # splits priced first; four times as many each time that nothing puts the others out of reach
 WHOLE_AT_ONCE = 6144  # splits priced together where all are: their columns stay in the processor's cache

@@ -13,8 +13,6 @@ from typing import TypeVar
 
 from llmlaunch.layout import Layout
 
-__all__ = ["SPLIT_SHARE", "WHOLE_SHARE", "BudgetSpent", "PricingBudget", "count_candidates", "within_budget"]
-
 Item = TypeVar("Item")
 
 

@@ -42,19 +42,6 @@ from llmlaunch.planner.uneven_search import UnevenLayouts, search_uneven
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.verdicts import TIGHT
 
-__all__ = [
-    "BROKEN_ESTIMATE",
-    "HOST_MEMORY",
-    "MEMORY",
-    "OUTPACED",
-    "REHEARSED",
-    "LegalLayouts",
-    "SearchResult",
-    "faster_layout",
-    "pareto",
-    "search",
-]
-
 # Why a layout is refused, beside the keys of the backend's rules.
 MEMORY = "memory"
 HOST_MEMORY = "host_memory"  # fits the devices, not the node

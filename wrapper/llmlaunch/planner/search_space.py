@@ -37,30 +37,6 @@ from llmlaunch.techniques import NO_TECHNIQUES, SPARING_SWITCHES, SWITCH_NAMES, 
 from llmlaunch.techniques.technique import declarations, parameter_owners
 from llmlaunch.techniques.treatments import Recompute
 
-__all__ = [
-    "MOST_CONTEXT",
-    "MOST_UNEVEN_CHUNKS",
-    "SPLIT_FIELDS",
-    "TechniqueSpace",
-    "alike_steps",
-    "apply_alike",
-    "apply_techniques",
-    "as_ints",
-    "divisors",
-    "enumerate_splits",
-    "enumerate_uneven",
-    "excluded_techniques",
-    "offered_values",
-    "pinned_numbers",
-    "recipe_with_techniques",
-    "searched_values",
-    "switches_beside",
-    "switches_matter",
-    "technique_layouts",
-    "technique_space",
-    "technique_values",
-]
-
 MOST_CONTEXT = 64
 MOST_CHUNKS = 128  # to a rank: as many as the deepest published models have layers
 MOST_UNEVEN_CHUNKS = 8

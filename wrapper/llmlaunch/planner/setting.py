@@ -19,8 +19,6 @@ from llmlaunch.recipe.types import MemoryPolicy, Recipe
 from llmlaunch.timing.correction import corrected_cluster
 from llmlaunch.units import GIB
 
-__all__ = ["Setting", "host_limit", "memory_limit", "node_of", "setting_of", "timed_cluster"]
-
 SIZE_UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # sbatch: megabytes where no unit is given
 SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
 

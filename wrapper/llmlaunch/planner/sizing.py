@@ -27,18 +27,6 @@ from llmlaunch.timing.arithmetic import least_device_seconds
 from llmlaunch.units import DAY, GIB, duration
 from llmlaunch.verdicts import TIGHT
 
-__all__ = [
-    "DEFAULT_MOST_NODES",
-    "fewest_safe",
-    "length_text",
-    "most_exceeded",
-    "most_nodes",
-    "no_split_reason",
-    "smallest_cluster",
-    "splittable",
-    "sufficient_budget",
-]
-
 DEFAULT_MOST_NODES = 1024
 ALL_UP_TO = 64
 AT_ONCE = 1024

@@ -32,8 +32,6 @@ from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
 from llmlaunch.progress import counting
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 
-__all__ = ["Advice", "find_advice"]
-
 SHORTER = (2, 4, 8, 16, 32)
 LEAP = 4
 CUT_SHORT = "the search for a smaller one ended at its budget of layouts"

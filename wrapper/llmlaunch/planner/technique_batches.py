@@ -42,18 +42,6 @@ from llmlaunch.timing.step import (
     update_seconds,
 )
 
-__all__ = [
-    "ModelStateBatch",
-    "TechniqueBatch",
-    "fewest_amounts",
-    "fewest_safe",
-    "group_equal",
-    "is_safe",
-    "state_batch",
-    "state_batches",
-    "state_updates",
-]
-
 
 @frozen
 class ModelStateBatch:

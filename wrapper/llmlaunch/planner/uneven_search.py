@@ -45,8 +45,6 @@ from llmlaunch.progress import report
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.step import UpdateSeconds
 
-__all__ = ["UnevenLayouts", "search_uneven"]
-
 AT_ONCE = 256  # splits evaluated together, the fastest bounds first; the next ones may be out of reach by then
 RANKS_AT_ONCE = 16 * AT_ONCE  # of those splits, where nothing is safe and every rank of theirs is priced
 MANY = 1_000_000  # pipeline ranks times step techniques that are worth a look ahead

@@ -24,8 +24,6 @@ from llmlaunch.timing.stages import pieces
 from llmlaunch.timing.step import step_time
 from llmlaunch.units import GB, GIB
 
-__all__ = ["swap_note", "swapped_share_of", "what_ifs_of", "with_solved_share"]
-
 ROUNDS = 4  # of solving the share for a layout and searching with it
 SHARE_STEP = 1e-3
 

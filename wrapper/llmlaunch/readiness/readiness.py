@@ -12,8 +12,6 @@ from llmlaunch.recipe.sections import webhook_host
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import place_of
 
-__all__ = ["Readiness", "in_sentences", "readiness_of", "script_inputs"]
-
 Environment = Mapping[str, str]
 Look = Callable[[Recipe, Layout, Environment], Iterator[Finding]]
 

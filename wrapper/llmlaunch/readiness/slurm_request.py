@@ -25,7 +25,6 @@ from llmlaunch.units import duration
 if TYPE_CHECKING:
     from llmlaunch.cluster.slurm_site import Gpus
 
-__all__ = ["listed_partitions", "request_findings"]
 
 ANSWER_SECONDS = 2.0  # `check` does not wait longer for SLURM
 ELSEWHERE_SECONDS = 20.0

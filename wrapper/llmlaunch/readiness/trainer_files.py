@@ -30,18 +30,6 @@ from llmlaunch.recipe.containers import Container, is_path
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.user_data import with_home
 
-__all__ = [
-    "INTERPRETER_VARIABLE",
-    "KEY",
-    "MOST_PTH_BYTES",
-    "MOST_PTH_FILES",
-    "PACKAGE_FOLDERS",
-    "USER_FOLDERS",
-    "interpreter_findings",
-    "local_interpreter_findings",
-    "trainer_findings",
-]
-
 # Folders that each node has for itself: what is not in them here may be there.
 OF_EACH_NODE = [f"/{name}" for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sys", "tmp", "usr")]
 SQUASHFS = b"hsqs"  # fs/squashfs/squashfs_fs.h, little endian

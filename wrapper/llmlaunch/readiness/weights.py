@@ -19,8 +19,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import is_written
 
-__all__ = ["learning_rate_findings", "weight_findings"]
-
 KEY = ("training", "start_from")
 LEARNING_RATE = ("training", "learning_rate")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -20,8 +20,6 @@ from llmlaunch.recipe.types import AUTO_NODES, FT_LAUNCHER, Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 
-__all__ = ["cautions", "disagreements"]
-
 Problem = tuple[KeyPath, str]
 
 

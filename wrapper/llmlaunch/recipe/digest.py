@@ -12,8 +12,6 @@ from llmlaunch.cluster.profile import Accelerator, Cluster, Site
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import AUTO_NODES, BackendChoice, Recipe, Restart
 
-__all__ = ["plain_content", "recipe_digest"]
-
 # how it was written, what was remarked on it, and who hears of it
 _LEFT_OUT = frozenset(
     {"path", "text", "overrides", "digest", "assumptions", "not_secrets", "slurm_plugins", "locked_by", "notify"}

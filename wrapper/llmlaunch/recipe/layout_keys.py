@@ -26,19 +26,6 @@ from llmlaunch.techniques.technique import (
 )
 from llmlaunch.techniques.treatments import ModuleOffload
 
-__all__ = [
-    "ASKED_ONLY",
-    "BIT_EQUAL_ONLY",
-    "Pin",
-    "belonging",
-    "fixed_names",
-    "layout_form",
-    "layout_problems",
-    "pins_from",
-    "techniques_from",
-    "what_if_form",
-]
-
 Pin = int | str | bool | tuple[int | str | bool, ...]
 Problem = tuple[KeyPath, str]
 BIT_EQUAL_ONLY, ASKED_ONLY = "bit-equal", "asked"  # values of layout.techniques

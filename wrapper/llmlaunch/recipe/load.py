@@ -35,8 +35,6 @@ from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import to_type
 from llmlaunch.user_data import with_home
 
-__all__ = ["load_recipe", "load_written", "recipe_from"]
-
 Resolved = TypeVar("Resolved")
 
 

@@ -14,8 +14,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import shortened
 
-__all__ = ["apply_overrides", "parse_override", "shown_word"]
-
 # the key for which a plain word in the place of a mapping stands
 SHORTHAND = {"model": "base", "cluster": "base", "accelerator": "base", "backend": "name", "nodes": "count"}
 

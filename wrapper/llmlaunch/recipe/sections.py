@@ -15,27 +15,6 @@ from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.recipe.training import Training
 from llmlaunch.units import GIB
 
-__all__ = [
-    "AUTO_NODES",
-    "FLOOR_GIB",
-    "IN_USE",
-    "MOST_NODES",
-    "NO_CALIBRATION",
-    "NO_TRACKING",
-    "Event",
-    "MemoryPolicy",
-    "NodeCount",
-    "NodeRange",
-    "Nodes",
-    "Notices",
-    "Tracking",
-    "WandbRun",
-    "receivers",
-    "tracking_problems",
-    "tracking_with_absolute_paths",
-    "webhook_host",
-]
-
 # wandb refuses these in a project's name (wandb/sdk/wandb_settings.py validate_project, 0.31); a comma would part paths
 WandbName = Annotated[Line, Field(pattern=r"^[^/\\#?%:,]{1,128}$")]
 

@@ -22,20 +22,6 @@ from llmlaunch.techniques.requests import OF_ATTENTION, Adapters, TrainedAdapter
 from llmlaunch.techniques.technique import TRAINING, key_of
 from llmlaunch.workload import NumberFormats, OptimizerFormats, Workload
 
-__all__ = [
-    "AUTO_INTERVAL",
-    "MOST_STEPS",
-    "MOST_WARMUP_STEPS",
-    "Evaluation",
-    "Schedule",
-    "Training",
-    "default_schedule",
-    "number_notes",
-    "training_form",
-    "training_from",
-    "training_problems",
-]
-
 MOST_STEPS = 10**9
 AUTO_INTERVAL = 0  # steps between two saves that the planner has still to choose
 MOST_WARMUP_STEPS = 2000

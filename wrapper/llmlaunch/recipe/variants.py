@@ -14,8 +14,6 @@ from llmlaunch.recipe.overrides import apply_overrides, shown_word
 from llmlaunch.recipe.types import VOCABULARY, recipe_form
 from llmlaunch.rundir.values import counted
 
-__all__ = ["MOST", "variants"]
-
 MOST = 1000
 
 

@@ -8,8 +8,6 @@ from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_document
 from llmlaunch.frozen import frozen
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["WrittenPin", "is_written", "place_of", "written_document", "written_pin"]
-
 
 @frozen
 class WrittenPin:

@@ -23,8 +23,6 @@ from llmlaunch.techniques import Techniques
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import TIGHT, UNSAFE
 
-__all__ = ["MALFORMED", "plan_of_one", "rehearsals_of", "rehearsed_ranks", "same_version"]
-
 Record = Mapping[str, Any]
 
 

@@ -20,8 +20,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.ranks import Omission
 from llmlaunch.rendering.run_json import measurement_template
 
-__all__ = ["JobAlone", "job_alone"]
-
 COMMUNICATORS = "communicators"
 
 

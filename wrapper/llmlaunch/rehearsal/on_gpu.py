@@ -34,8 +34,6 @@ from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.rundir.values import to_type
 
-__all__ = ["STEPS", "LoneRank", "lone_rank", "run_alone"]
-
 STEPS = 3  # the optimizer's states come with the first, and the allocator settles in the second
 POLL_SECONDS = 0.5
 SLOWEST_POLL_SECONDS = 12.0

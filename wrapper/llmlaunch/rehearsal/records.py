@@ -23,20 +23,6 @@ from llmlaunch.rundir.summary import AttemptSummary, RankSummary
 from llmlaunch.rundir.values import byte_count
 from llmlaunch.units import GIB
 
-__all__ = [
-    "collected_rehearsal",
-    "each_as_run",
-    "is_rehearsal",
-    "left_out_of",
-    "nothing_shown",
-    "place_of",
-    "rank_of",
-    "records_of",
-    "shape_of",
-    "shape_with_job",
-]
-
-
 Record = Mapping[str, Any]
 
 ALLOCATED, RESERVED, DEVICE, OOM = "allocated", "reserved", "device", "oom"

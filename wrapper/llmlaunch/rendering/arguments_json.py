@@ -25,8 +25,6 @@ from llmlaunch.rundir.values import shortened
 from llmlaunch.techniques import Techniques
 from llmlaunch.units import gib
 
-__all__ = ["arguments_json", "comparison", "leaves", "read_arguments"]
-
 SCHEMA = 1
 Entry = dict[str, object]
 # Parts of a recipe that are named by one word: what is not written inside came with the word.

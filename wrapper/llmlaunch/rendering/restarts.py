@@ -8,17 +8,6 @@ from llmlaunch.frameworks.checkpoints import lead_seconds, refuse_short_time, sa
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import FT_LAUNCHER, Recipe
 
-__all__ = [
-    "LEAST_LATE_END_SECONDS",
-    "has_ft_launcher",
-    "is_expedited",
-    "is_placed",
-    "late_end_seconds",
-    "restart_by",
-    "restarts_here",
-    "warning_seconds",
-]
-
 
 def is_placed(recipe: Recipe) -> bool:
     """Whether the job chooses the order of its nodes."""

@@ -34,8 +34,6 @@ from llmlaunch.rendering.tracking import CONFIG_FILE, wandb_config
 from llmlaunch.rundir import file_names
 from llmlaunch.trainers import PREFLIGHT
 
-__all__ = ["render_run", "run_files"]
-
 _EXECUTABLE = frozenset({file_names.JOB_SCRIPT, file_names.NODE_SCRIPT})
 _FOLDERS = (file_names.LOGS, file_names.PEAKS, file_names.ATTEMPTS)  # sbatch and srun make no folders
 _RESERVED = frozenset({*_FOLDERS, SNAPSHOT_FOLDER, FALLBACK_FOLDER, FEWER_NODES_FOLDER})

@@ -17,16 +17,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.restarts import is_expedited, restart_by
 from llmlaunch.timing.step import evaluation_seconds
 
-__all__ = [
-    "FALLBACK_FOLDER",
-    "FEWER_NODES_FOLDER",
-    "fallback_folder",
-    "fewer_nodes_folder",
-    "measurement_template",
-    "placement_json",
-    "run_description",
-]
-
 
 def run_description(recipe: Recipe, plan: Plan, rendered: Rendered) -> dict[str, object]:
     """run.json as a value (docs/run-directory.md)."""

@@ -40,21 +40,6 @@ from llmlaunch.rendering.tracking import TRACKING_REASONS, tracking_environment
 from llmlaunch.rundir import file_names
 from llmlaunch.trainers import HOOK, MEMORY_PROBE
 
-__all__ = [
-    "DIRECTIVE_REASONS",
-    "OUR_VARIABLES",
-    "SNAPSHOT_FOLDER",
-    "exported",
-    "hook_files",
-    "job_script",
-    "paths_to_mount",
-    "refuse_unrenderable",
-    "sbatch_options",
-    "setup_lines",
-    "train_script",
-]
-
-
 SNAPSHOT_FOLDER = "code"
 PROBE_FILE = "hook/llmlaunch_memory_probe.py"
 

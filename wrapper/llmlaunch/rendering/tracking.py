@@ -9,8 +9,6 @@ from llmlaunch.frameworks.argument import Reason
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 
-__all__ = ["CONFIG_FILE", "TRACKING_REASONS", "tracking_environment", "wandb_config"]
-
 CONFIG_FILE = "wandb-config.json"  # beside the layout's train.sh, which copies it to where wandb.init looks
 
 TRACKING_REASONS = {

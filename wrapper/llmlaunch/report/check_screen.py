@@ -22,7 +22,6 @@ from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
 
-__all__ = ["check_screen", "layout_words", "plan_screen"]
 
 MOST_RANKED = 4  # layouts, and reasons for refusal
 MOST_NEARBY = 5

@@ -16,9 +16,6 @@ from llmlaunch.planner.points import Points
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting
 
-__all__ = ["Cell", "Grid", "Row", "grid_of"]
-
-
 MOST_SAFE, MOST_UNSAFE = 24, 8  # rows a grid shows
 SPLIT = ("tensor", "context", "pipeline")
 ZERO = ("zero_stage", "recompute")  # the rows where the model is not split at all

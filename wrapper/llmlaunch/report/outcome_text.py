@@ -10,8 +10,6 @@ from llmlaunch.report.text import one_line, signed_percent, table
 from llmlaunch.rundir.values import counted, number, whole_number
 from llmlaunch.units import gib
 
-__all__ = ["outcome_lines", "peaks_text"]
-
 _MOST_PEAKS = 6  # more rows would push the summary off a screen of 24 lines
 
 Record = Mapping[str, Any]

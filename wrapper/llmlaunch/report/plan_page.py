@@ -25,7 +25,6 @@ from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
 
-__all__ = ["plan_page", "write_plan_page"]
 
 REFUSED = "refused"
 MINUS = "\u2212"

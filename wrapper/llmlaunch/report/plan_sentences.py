@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
 
 
-__all__ = ["headroom_sentence", "job_text", "neighbour_row", "verdict_words"]
-
-
 def job_text(recipe: Recipe) -> str:
     """Return what is trained, on what, and in which number formats, in one line."""
     cluster, work = recipe.cluster, recipe.workload

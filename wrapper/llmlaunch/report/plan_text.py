@@ -31,7 +31,6 @@ from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
 
-__all__ = ["check_text", "front_text", "neighbours_text", "placement_text", "plan_text", "ranked_title", "replan_text"]
 
 SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at least so much more
 

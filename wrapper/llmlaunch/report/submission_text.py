@@ -17,8 +17,6 @@ from llmlaunch.report.text import one_line
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import DAY, duration, gib
 
-__all__ = ["dry_run_text", "expected_time_text", "memory_text", "submitted_text"]
-
 DECAY_FLAG = "--lr-decay-style"
 _COLUMNS = 80
 _HEAD_COLUMNS = 13

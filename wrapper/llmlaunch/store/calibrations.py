@@ -36,23 +36,6 @@ from llmlaunch.store.location import stored_as, stored_json
 from llmlaunch.store.reading import IN_USE, NAMED
 from llmlaunch.store.tables import calibration_uses, calibrations, measurements
 
-__all__ = [
-    "Answer",
-    "Learning",
-    "Use",
-    "all_calibrations",
-    "calibrate",
-    "find_calibration",
-    "in_use",
-    "is_on",
-    "key_of",
-    "keys_in_use",
-    "put",
-    "use",
-    "use_of",
-    "uses",
-]
-
 AT_ONCE = 2000
 
 Key = tuple[str, str]

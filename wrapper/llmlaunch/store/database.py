@@ -29,17 +29,6 @@ from llmlaunch.store.location import (
 )
 from llmlaunch.store.tables import metadata, version
 
-__all__ = [
-    "BUSY_SECONDS",
-    "REVISION",
-    "SILENT_SECONDS",
-    "Store",
-    "batches",
-    "open_store",
-    "open_to_show",
-]
-
-
 REVISION = "0005"  # of the tables, raised with every change of them
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from llmlaunch.calibration.records import Record
 from llmlaunch.command_lines.training_log import LoggedDeath, LoggedPeak, TrainingLog
 
-__all__ = ["FAMILY", "log_records"]
-
 FAMILY = "imported"
 
 

@@ -31,20 +31,6 @@ from llmlaunch.store.record_files import (
 )
 from llmlaunch.store.tables import measurements
 
-__all__ = [
-    "Filters",
-    "ImportResult",
-    "contents",
-    "import_file",
-    "import_records",
-    "put_collected",
-    "put_rehearsed",
-    "rehearsed_of",
-    "write_lines",
-    "write_rehearsed",
-]
-
-
 _ROWS = 5000  # written by one statement, so that none takes minutes
 
 

@@ -16,16 +16,6 @@ from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
 from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
 from llmlaunch.store.location import Location, damaged, in_use, short_wait_seconds, stored_json
 
-__all__ = [
-    "IN_USE",
-    "NAMED",
-    "has_measurements",
-    "has_runs_of",
-    "rehearsal_texts",
-    "stop_rate",
-    "stored_calibration",
-]
-
 NAMED = "SELECT content FROM calibrations WHERE id = :id"
 IN_USE = (
     "SELECT c.content FROM calibration_uses u LEFT JOIN calibrations c ON c.id = u.calibration_id "

@@ -17,17 +17,6 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.regular_files import read_bytes
 
-__all__ = [
-    "BadLine",
-    "RecordLine",
-    "columns",
-    "dump",
-    "dump_all",
-    "read_records",
-    "same_content",
-]
-
-
 _INT64 = 2**63
 _NOTHING = object()
 _OWN = json.JSONEncoder(separators=(",", ":"), allow_nan=False)

@@ -13,8 +13,6 @@ from llmlaunch.rundir.values import count_above_zero, text_or_none, time_or_none
 from llmlaunch.store.run_outcome import AttemptCauses, AttemptOutcome
 from llmlaunch.units import HOUR
 
-__all__ = ["UNPLANNED", "stop_columns"]
-
 UNPLANNED = kinds_where(interrupts=True)
 """Causes of an attempt that had made steps and that nobody planned to end. Not among them: what the plan, the recipe or
 the scheduler is the reason of."""

@@ -15,18 +15,6 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-__all__ = [
-    "calibration_uses",
-    "calibrations",
-    "measurements",
-    "metadata",
-    "plans",
-    "recipes",
-    "runs",
-    "sick_nodes",
-    "version",
-]
-
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",

@@ -41,19 +41,6 @@ from llmlaunch.techniques.treatments import (
 )
 from llmlaunch.techniques.what_ifs import SampledInputs, Swap, WeightVersions, ZeroBubble
 
-__all__ = [
-    "CHOOSABLE",
-    "MOVING_NAMES",
-    "NO_TECHNIQUES",
-    "SPARING_SWITCHES",
-    "SWITCH_NAMES",
-    "TREATMENT_NAMES",
-    "ActivationTreatments",
-    "StateTreatments",
-    "Switches",
-    "Techniques",
-]
-
 # How a technique is searched is the class it is listed in. Dataclasses take the fields of their bases from the last to
 # the first, so in each class what a person reads first comes last.
 

@@ -9,20 +9,6 @@ from typing import Literal
 from llmlaunch.documents.keys import key, section
 from llmlaunch.techniques.technique import EXPERTS, PREDICTION_HEADS, TRAINING, technique
 
-__all__ = [
-    "FUSED_MODULES",
-    "OF_ATTENTION",
-    "Adapters",
-    "ExpertCapacity",
-    "HeadsStage",
-    "OptimizerInstances",
-    "PagedStash",
-    "StashedExperts",
-    "TrainedAdapters",
-    "TrainedLayers",
-]
-
-
 LAST = "last"
 
 

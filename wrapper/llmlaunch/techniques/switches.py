@@ -7,22 +7,6 @@ from typing import Literal
 from llmlaunch.documents.keys import section
 from llmlaunch.techniques.technique import EXPERTS, SHARED_EXPERT, technique
 
-__all__ = [
-    "FULL_ITERATION",
-    "WHOLE_LAYER",
-    "ContextExchange",
-    "CudaGraphs",
-    "DelayedWeightGradients",
-    "ExpertOverlap",
-    "GraphScope",
-    "Loss",
-    "MlpChunks",
-    "SharedExpertOverlap",
-    "TensorOverlap",
-    "TokenDispatch",
-]
-
-
 GraphScope = Literal["full_iteration", "layer", "attn", "mlp", "moe_router", "moe_preprocess"]
 FULL_ITERATION, WHOLE_LAYER = "full_iteration", "layer"
 

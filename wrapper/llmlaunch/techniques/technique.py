@@ -16,23 +16,6 @@ from typing import Any
 from llmlaunch.documents.keys import key
 from llmlaunch.frozen import frozen
 
-__all__ = [
-    "ACTIVATIONS_ON_HOST",
-    "EXPERTS",
-    "LATENT_ATTENTION",
-    "LAYOUT",
-    "PREDICTION_HEADS",
-    "SHARED_EXPERT",
-    "TRAINING",
-    "WHAT_IF",
-    "Declaration",
-    "TechniqueHabit",
-    "declarations",
-    "key_of",
-    "parameter_owners",
-    "technique",
-]
-
 LAYOUT, TRAINING, WHAT_IF = "layout", "training", "what_if"  # the mappings of a recipe that hold the keys
 # parts that a model may lack
 EXPERTS, SHARED_EXPERT, LATENT_ATTENTION = "experts", "a shared expert", "multi-latent attention"

@@ -15,17 +15,6 @@ from llmlaunch.techniques.technique import (
     technique,
 )
 
-__all__ = [
-    "CheckpointOffload",
-    "HostOptimizer",
-    "HostParameters",
-    "ModuleOffload",
-    "ModuleOffloadShare",
-    "OffloadModule",
-    "Recompute",
-    "RecomputeModule",
-]
-
 
 @section
 class CheckpointOffload:

@@ -9,8 +9,6 @@ from pydantic import Field
 from llmlaunch.documents.keys import section
 from llmlaunch.techniques.technique import WHAT_IF, technique
 
-__all__ = ["SOLVED_SHARE", "SampledInputs", "Swap", "WeightVersions", "ZeroBubble"]
-
 
 @section
 class ZeroBubble:

@@ -15,8 +15,6 @@ from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.products import pace, peaks
 
-__all__ = ["TokenFlops", "least_device_seconds", "token_flops", "utilisation"]
-
 
 @frozen
 class TokenFlops:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from llmlaunch.cluster.profile import Accelerator
 
-__all__ = ["EAGER_LOSS_BYTES", "NATIVE_LOSS_BYTES", "constant", "of_generation", "replaced"]
-
 # Per logit. Kernel by kernel the eager loss reads and writes 52 bytes (to fp32, maximum, difference, exponential, sum,
 # quotient, gradient, to bf16), the compiled one 32 (megatron/core/tensor_parallel/cross_entropy.py,
 # fusions/fused_cross_entropy.py, core 0.19); of the first 24 are counted, because parts stay in the cache.

@@ -15,8 +15,6 @@ from typing import Any
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.frozen import frozen
 
-__all__ = ["FACTORS", "NO_TIME_CORRECTION", "TimeCorrection", "corrected_cluster"]
-
 FACTORS = ("compute", "node", "domain", "fabric", "host")
 
 

@@ -20,8 +20,6 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.timing.layer_parts import LayerParts, Repeated
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 
-__all__ = ["Kernels", "TimeEffect", "time_effects", "time_effects_in_use"]
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

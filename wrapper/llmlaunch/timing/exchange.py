@@ -21,16 +21,6 @@ from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 if TYPE_CHECKING:
     from llmlaunch.layers.mixture import Mixture
 
-__all__ = [
-    "TensorPasses",
-    "bytes_leaving_domain",
-    "context_exchange",
-    "distinct_parts",
-    "expert_exchange",
-    "tensor_pass",
-    "tensor_passes",
-]
-
 
 RING_KERNELS = 30.0  # of a ring step forward and backward: attention in pieces, corrections, sends and receives
 CORRECTION_BYTES = 20.0  # per query element and ring step: partial outputs and query gradients added up in fp32

@@ -23,7 +23,6 @@ from llmlaunch.timing.products import DevicePace
 if TYPE_CHECKING:
     from llmlaunch.layers.mixture import Mixture
 
-__all__ = ["MixtureLaunches", "captured_share", "mixture_launches"]
 
 MIXTURE_KERNELS = (28.0, 46.0)  # of a mixture forward and backward, its experts' products aside
 BLOCK_KERNELS = (12.0, 24.0)  # of another block in its layer, such as attention, and of the norm before it

@@ -13,8 +13,6 @@ from llmlaunch.timing.products import Rates, SplitColumns, Work
 if TYPE_CHECKING:
     from llmlaunch.layers.mixture import Mixture
 
-__all__ = ["LayerParts", "Mlps", "Repeated"]
-
 
 @frozen
 class Mlps:

@@ -27,7 +27,6 @@ from llmlaunch.timing.products import DevicePace, Rates, SplitColumns, Work, ada
 if TYPE_CHECKING:
     from llmlaunch.layers.mixture import Mixture
 
-__all__ = ["KINDS", "Collectives", "LayerSeconds", "forward_only", "layer_seconds"]
 
 KINDS = (
     "matrix_products",

@@ -9,8 +9,6 @@ from llmlaunch.layout import Layout
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.switches import FULL_ITERATION, WHOLE_LAYER
 
-__all__ = ["MEASURED_SWITCHES", "ExchangeSwitches", "exchange_switches"]
-
 
 class ExchangeSwitches(NamedTuple):
     """What decides how a mixture's tokens travel and what hides them: the generation of the card, whether an NVLink

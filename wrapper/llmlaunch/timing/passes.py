@@ -33,18 +33,6 @@ from llmlaunch.timing.stages import (
     stages_in_balance,
 )
 
-__all__ = [
-    "PassSeconds",
-    "fills_and_drains",
-    "moves_activations",
-    "moving_seconds",
-    "moving_seconds_of_layers",
-    "pass_seconds",
-    "passes_in_balance",
-    "straggler_share",
-]
-
-
 PIECE = 4096  # layouts worked out together
 WHOLE = 1e-9  # a whole number of layers by their seconds may come out more by this share
 LOADER_WORKERS = 2.0  # Megatron's --num-workers by default, and what other loaders are usually given

@@ -24,21 +24,6 @@ from llmlaunch.memory.job import Job
 from llmlaunch.memory.layer_bytes import job_columns
 from llmlaunch.timing.constants import constant, of_generation
 
-__all__ = [
-    "DevicePace",
-    "FormatPeaks",
-    "Rates",
-    "SplitColumns",
-    "Work",
-    "adapter_rates",
-    "pace",
-    "peaks",
-    "rates",
-    "seconds_of",
-    "split_of",
-]
-
-
 GRADIENT_BUFFER_BYTES = 4.0  # of what weights' gradients are added to, whatever they are reduced in
 MULTIPROCESSORS = {7: 80, 8: 108, 9: 132, 10: 148}  # streaming multiprocessors of V100, A100, H100 SXM, B200
 

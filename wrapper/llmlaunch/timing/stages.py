@@ -22,21 +22,6 @@ from llmlaunch.timing.exchange import expert_exchange, tensor_pass
 from llmlaunch.timing.layers import Collectives, LayerSeconds, forward_only, layer_seconds
 from llmlaunch.timing.products import DevicePace, SplitColumns, pace, rates, split_of
 
-__all__ = [
-    "Ends",
-    "FullestStage",
-    "Pieces",
-    "StageSeconds",
-    "Stages",
-    "heads_layers",
-    "heads_seconds",
-    "of_counts",
-    "pieces",
-    "stage_seconds",
-    "stages",
-    "stages_in_balance",
-]
-
 
 @frozen
 class StageSeconds:

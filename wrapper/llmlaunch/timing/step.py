@@ -26,21 +26,6 @@ from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.products import pace, split_of
 from llmlaunch.timing.stages import pieces
 
-__all__ = [
-    "StageParameters",
-    "StepTime",
-    "UpdateSeconds",
-    "combined",
-    "counted_by_stage",
-    "evaluation_seconds",
-    "most_parameters",
-    "rank_alone_seconds",
-    "step_time",
-    "travelling_bytes",
-    "update_seconds",
-]
-
-
 # Elements read and written through device memory for every parameter a device updates: master, two moments and gradient
 # are read, the first three written; the gradient is read once more for its norm. The parameter is written in half.
 UPDATED_ELEMENTS, UPDATED_PARAMETER_BYTES = 8.0, 2.0

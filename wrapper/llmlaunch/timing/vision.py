@@ -24,8 +24,6 @@ from llmlaunch.timing.constants import constant
 from llmlaunch.timing.exchange import TensorPasses, tensor_pass
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work, rates
 
-__all__ = ["encoder_flops", "encoder_seconds"]
-
 SCORE_PASSES = 6.0  # elements of two bytes read or written for each score that is kept, forward
 SUMS = 4.0  # passes that two sums over tensor parallelism are, of each block and direction
 

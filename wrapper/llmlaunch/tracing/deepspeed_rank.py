@@ -60,7 +60,6 @@ from trace_checks import TraceEvidence, insist_complete
 
 fake_dispatch.install()
 
-__all__ = ["RUN_DIR", "trace", "trace_of"]
 
 STEPS = 2  # the first makes the optimizer's states, and ZeRO 3 knows its order of modules from the second pass
 MICROBATCHES = 2  # an earlier one, whose gradients wait, and the last

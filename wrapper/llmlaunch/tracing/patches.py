@@ -14,8 +14,6 @@ import torch.distributed
 
 from live_storages import STORAGES
 
-__all__ = ["CALLS", "PASSES", "in_phase", "install_apex_kernel", "patch_megatron", "patch_torch", "recomputed"]
-
 
 def compile_as_one_kernel(function: Any = None, **options: Any) -> Any:
     """In place of `torch.compile`: the function runs eagerly, but only what outlives it counts."""

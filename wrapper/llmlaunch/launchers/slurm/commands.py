@@ -20,18 +20,6 @@ from llmlaunch.launchers.bounded_answer import MOST_ERROR_BYTES, AnswerTooLong, 
 from llmlaunch.launchers.place import THIS_MACHINE, Place, Reached
 from llmlaunch.launchers.run_environment import QUERIES, VariableFilter
 
-__all__ = [
-    "Call",
-    "CommandAnswer",
-    "SlurmCommands",
-    "complaint",
-    "features",
-    "refuse_unknown",
-    "release",
-    "release_text",
-]
-
-
 # After these words of a command the controller may have heard it, and may still do what it was asked. The second line:
 # the connection broke after it was made (slurm_recv_timeout and _remap_slurmctld_errno of SLURM's slurm_protocol_*.c).
 _LATE = (

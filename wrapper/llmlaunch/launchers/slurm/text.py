@@ -16,27 +16,6 @@ from pathlib import Path
 from llmlaunch.launchers.base import Phase
 from llmlaunch.rundir.foreign_values import is_whole_number
 
-__all__ = [
-    "LATE_JOB_FORMAT",
-    "OWNER_FORMAT",
-    "PAST_JOB_FIELDS",
-    "PAST_JOB_FIELDS_BEFORE_21_08",
-    "QUEUED_SCRIPT_FORMAT",
-    "SACCT_FIELDS",
-    "SQUEUE_FORMAT",
-    "JobMatch",
-    "Row",
-    "Rows",
-    "parse_job_id",
-    "parse_late_jobs",
-    "parse_past_jobs",
-    "parse_queued_scripts",
-    "parse_sacct",
-    "parse_squeue",
-    "row_of",
-    "strange_jobs",
-]
-
 SQUEUE_FORMAT = "JobArrayID:|,State:|,RestartCnt:|,StartTime:|,Reason:|"
 """For `squeue -O`: job id, state, how often it was requeued, start (expected, of one that waits), reason. Asked with
 `-r`, each task of an array is a line, also where several wait; its id is then `<array id>_<index>`."""
