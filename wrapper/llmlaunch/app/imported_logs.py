@@ -47,11 +47,11 @@ _SIZES = {
     "expert_model_parallel_size": "expert",
     "micro_batch_size": "micro_batch_size",
 }
-# name of Megatron's argument, a value that changes what is in memory and no key of a recipe says, and its words
-_WORDS = (
-    ("transformer_impl", "local", ("--transformer-impl", "local")),
-    ("gradient_accumulation_fusion", False, ("--no-gradient-accumulation-fusion",)),
-    ("defer_embedding_wgrad_compute", True, ("--defer-embedding-wgrad-compute",)),
+# name of Megatron's argument, and a value that changes what is in memory and that no key of a recipe says
+_VALUES: tuple[tuple[str, object], ...] = (
+    ("transformer_impl", "local"),
+    ("gradient_accumulation_fusion", False),
+    ("defer_embedding_wgrad_compute", True),
 )
 CPU_PEAKS = "on a CPU no allocator of a device counts, so its peaks are left out"
 # keys of a recipe that neither a peak nor a step time depends on: what is odd in them is no reason to refuse a log
@@ -229,7 +229,7 @@ def _recipe_of_arguments(log: TrainingLog, place: str, source: JobSource) -> Rec
     named = source.cluster if not Path(source.cluster).is_file() else str(Path(source.cluster).absolute())
     training = {name: value for name, value in reading.document["training"].items() if name not in _OF_NO_PEAK}
     backend = reading.document["backend"]
-    words = [word for name, value, words in _WORDS if log.values.get(name) == value for word in words]
+    words = [word for name, value in _VALUES if log.values.get(name) == value for word in _written(name, value)]
     document = {
         **{name: value for name, value in reading.document.items() if name not in _OF_NO_PEAK},
         "training": training,
@@ -249,6 +249,14 @@ def _recipe_of_arguments(log: TrainingLog, place: str, source: JobSource) -> Rec
                 f"{place}: its arguments make no recipe: {reasons}; add what is missing as KEY=VALUE, or give the "
                 "job's recipe with --recipe"
             ) from None
+
+
+def _written(name: str, value: object) -> tuple[str, ...]:
+    """Return how Megatron's command line says that an argument has a value."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return (f"--{flag}" if value else f"--no-{flag}",)
+    return (f"--{flag}", str(value))
 
 
 def _nodes(log: TrainingLog, cluster: Cluster, place: str) -> tuple[int, int]:

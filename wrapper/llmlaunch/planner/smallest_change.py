@@ -37,7 +37,7 @@ LEAP = 4
 CUT_SHORT = "the search for a smaller one ended at its budget of layouts"
 
 # What each part of the search may look at (`pricing_budget`): some seconds on one core, all parts together.
-PIN_CANDIDATES, TECHNIQUE_CANDIDATES, NODE_CANDIDATES, LEAP_CANDIDATES = 30_000, 150_000, 40_000, 80_000
+PIN_CANDIDATES, TECHNIQUE_CANDIDATES, NODE_CANDIDATES, LEAP_CANDIDATES = 30_000, 150_000, 110_000, 80_000
 
 
 @dataclass(frozen=True)

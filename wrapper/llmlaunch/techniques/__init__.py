@@ -159,8 +159,8 @@ SPARING_SWITCHES = frozenset(
 # what a search may choose for each layout; all else holds for every layout, as the recipe has it
 CHOOSABLE = (*TREATMENT_NAMES, *SWITCH_NAMES)
 _EFFECTS = tuple(
-    (name, getattr(Techniques, name), declared.effect)
+    (name, getattr(Techniques, name), module)
     for name, declared in declarations(Techniques).items()
-    if declared.effect is not None
+    for module in declared.effects
 )
 _EFFECTS_OF_ALL = frozenset(module for name, _, module in _EFFECTS if name in (*TREATMENT_NAMES, key_of(TokenDispatch)))

@@ -64,7 +64,7 @@ class Declaration:
     on_host: str | None
     words: Mapping[str, Any]
     mapping: type[Any] | None
-    effect: str | None
+    effects: tuple[str, ...]
     source: str
     saves: str
     costs: str
@@ -86,7 +86,7 @@ def technique(
     on_host: str | None = None,
     words: Mapping[str, Any] | None = None,
     mapping: type[Any] | None = None,
-    effect: str | None = None,
+    effects: tuple[str, ...] = (),
     source: str = "",
     saves: str = "",
     costs: str = "",
@@ -105,7 +105,7 @@ def technique(
         on_host,
         words or {},
         mapping,
-        effect,
+        effects,
         source,
         saves,
         costs,
