@@ -111,7 +111,7 @@ def test_a_spike_of_20_ms_that_the_trainer_forgot_is_in_the_store(
 def test_the_record_is_complete_enough_to_score_a_prediction(measured: dict[int, dict[str, Any]], place: Path) -> None:
     record = measured[0]
     assert record["predicted_bytes"] > 0
-    assert record["optimizer"]["zero_stage"] == 2
+    assert record["layout"]["zero_stage"] == 2
     assert record["peak_source"]
     exported = place / "mine.jsonl"
     exported.write_text(json.dumps(record) + "\n")
