@@ -17,7 +17,7 @@ def everywhere(patch: Patch, right: Callable[..., Any], wrong: Callable[..., Any
     places = [
         (module, name)
         for path, module in list(sys.modules.items())
-        if path.startswith("llmlaunch.memory.")
+        if path.startswith(("llmlaunch.memory.", "llmlaunch.effects."))
         for name, value in vars(module).items()
         if value is right
     ]

@@ -52,7 +52,7 @@ def _zero_with_offload(answer: Answer, stage: int) -> bool:
 
 
 def _measured_model(answer: Answer) -> Mapping[str, Any]:
-    return answer["record"]["model"]  # type: ignore[no-any-return]
+    return answer["record"]["recipe"]["model"]  # type: ignore[no-any-return]
 
 
 KINDS: Mapping[str, Callable[[Case, Answer], bool]] = {
@@ -60,8 +60,8 @@ KINDS: Mapping[str, Callable[[Case, Answer], bool]] = {
     "hybrid-interleaved": lambda case, answer: _hybrid(case) and _layout(answer)["virtual_pipeline"] > 1,
     "wide-tensor": lambda case, answer: (
         "record" in answer
-        and _layout(answer)["tensor"] > (_measured_model(answer)["num_query_groups"] or 1 << 20)
-        and _measured_model(answer)["mla"] is None
+        and _layout(answer)["tensor"] > _measured_model(answer).get("num_query_groups", 1 << 20)
+        and "mla" not in _measured_model(answer)
     ),
     "prediction-heads": lambda case, answer: any(
         word.startswith("model.mtp_num_layers=") for word in case.get("overrides", ())
