@@ -89,7 +89,7 @@ def run_report(directory: Path, notify: Notify) -> Record:
 def _run(files: RunFiles, submission: Submission | None, plan: Record) -> Record:
     run = files.run
     described = _measurement(run)
-    model = described.get("model")
+    model = _object(described, "recipe").get("model", described.get("model"))  # where earlier runs have it
     return {
         "run_id": files.run_id,
         "name": str(run.get("name") or files.directory.name),

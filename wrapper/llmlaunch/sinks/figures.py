@@ -105,7 +105,8 @@ def _settings(
 ) -> dict[str, str | int | float | bool]:
     """Return the recipe, what the first record tells of the job, and the planned layout: none of it changes later."""
     first = next(iter(records), {})
-    model = first.get("model")
+    recipe = first.get("recipe")
+    model = recipe.get("model") if isinstance(recipe, dict) else first.get("model")  # where earlier records have it
     settings = {
         "recipe": run.get("recipe"),
         "overrides": " ".join(str(word) for word in run.get("overrides") or ()) or None,
