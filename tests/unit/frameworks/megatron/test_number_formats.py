@@ -116,15 +116,3 @@ def test_the_estimate_knows_what_is_rendered() -> None:
     assert narrow.layer.quantized.replaces_parameters
     assert MegatronLM().facts(recipe_of(NAME, HOPPER)).layer.quantized is None
     assert MegatronLM().facts(recipe_of(NAME, HOPPER, "training.optimizer={}")).states.optimizer_bytes == 10.0
-
-
-def test_a_runs_record_names_its_formats() -> None:
-    recipe = recipe_of(
-        NAME, BLACKWELL, "training.fp4=nvfp4", "training.optimizer={first_moment: bf16, second_moment: bf16}"
-    )
-    record = MegatronLM().render(recipe, SHARDED).measurement
-    assert record["precision"] == {"fp8_recipe": "nvfp4", "fp8_param_gather": False}
-    assert record["optimizer"]["state_bytes_per_parameter"] == 8.0
-    formats = {"main_parameters": "fp32", "first_moment": "bf16", "second_moment": "bf16"}
-    assert record["optimizer"]["formats"] == formats
-    assert "precision" not in MegatronLM().render(recipe_of(NAME, HOPPER), SHARDED).measurement
