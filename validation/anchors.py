@@ -14,9 +14,9 @@ from typing import Any
 from llmlaunch.accuracy.scoring import OUTCOMES, ScoredRecord
 from llmlaunch.accuracy.summary import errors, judged
 from llmlaunch.calibration.margins import FUJII_SHARE
+from llmlaunch.calibration.stated.completion import with_defaults
 from llmlaunch.layout import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import ModelShape
-from validation.completion import with_defaults
 from validation.trainers import PUBLIC_TRAINERS
 
 MEGATRON = ("megatron", "megatron-deepspeed")  # the fact tables of what both formulas describe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from validation.completion import (
+from llmlaunch.calibration.stated.completion import (
     PRECISION,
     ZERO_CONFIG,
     Default,

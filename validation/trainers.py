@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.calibration.records import Record
+from llmlaunch.calibration.stated.deepspeed_records import deepspeed_record_facts
+from llmlaunch.calibration.stated.trainers import DEEPSPEED, OFF, TRAINERS, UNREAD, Trainer, Unread, expects
 from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 from validation.atorch_pipeline import atorch_pipeline_facts
-from validation.deepspeed_records import deepspeed_record_facts
 from validation.defaults import public_defaults_of
 from validation.fsdp import atorch_facts, composer_facts, internevo_facts, torchtitan_facts, torchtune_facts
-from validation.launched import DEEPSPEED, OFF, TRAINERS, UNREAD, Trainer, Unread, expects
 from validation.megatron_deepspeed import DROPOUT, ForkOptions, accumulates_in_fp32, megatron_deepspeed_facts
 
 MEGATRON_DEEPSPEED = "megatron-deepspeed"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from llmlaunch.calibration.records import TABLES, read_records
+from llmlaunch.calibration.stated.completion import DEFAULTS, defaults_of, with_defaults
 from validation.cases import case_of
-from validation.completion import DEFAULTS, defaults_of, with_defaults
 from validation.scoring import score
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from llmlaunch.calibration.records import TABLES, read_records
+from llmlaunch.calibration.stated.trainers import TRAINERS, UNREAD, Unread
 from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from validation.cases import case_of
-from validation.launched import TRAINERS, UNREAD, Unread
 from validation.scoring import score
 
 DATA = Path(__file__).parents[2] / "data" / "measurements"

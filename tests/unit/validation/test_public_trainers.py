@@ -10,10 +10,10 @@ import pytest
 
 from llmlaunch.accuracy.summary import families
 from llmlaunch.calibration.records import TABLES, read_records
+from llmlaunch.calibration.stated.trainers import Unread
 from llmlaunch.memory.estimator import estimate
 from validation.cases import case_of
 from validation.defaults import PUBLIC_DEFAULTS
-from validation.launched import Unread
 from validation.scoring import score
 from validation.trainers import ATORCH_PIPELINE, MEGATRON_DEEPSPEED, PUBLIC_TRAINERS, PUBLIC_UNREAD, table_of
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.calibration.cases import NO_SIZES, Case, case_or_reason
+from llmlaunch.calibration.cases import NO_SIZES, Case
 from llmlaunch.calibration.evidence import JobClass, evidence_margin
 from llmlaunch.calibration.margins import FUJII_SHARE
+from llmlaunch.calibration.record_cases import case_or_reason
 from llmlaunch.calibration.records import CPU, Record, machine_of
 from llmlaunch.cluster.cards import accelerator_of_card
 from llmlaunch.cluster.load import accelerator_table

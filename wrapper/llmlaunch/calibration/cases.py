@@ -16,7 +16,6 @@ from llmlaunch.calibration.machines import recorded_machine
 from llmlaunch.calibration.records import CPU, Record
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
-from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import ALLOCATOR_NAMES
 from llmlaunch.frameworks.priced_job import job_of
 from llmlaunch.frameworks.registry import backend_for
@@ -121,17 +120,6 @@ def case_of(record: Record, clusters: Mapping[str, Cluster]) -> Case:
 def model_text(shape: ModelShape) -> str:
     """Return a text that is equal for runs of one model, however they are split."""
     return f"{shape.name} {shape.num_layers}x{shape.hidden_size}"
-
-
-def case_or_reason(record: Record, clusters: Mapping[str, Cluster]) -> Case | str:
-    """Return the estimator's inputs for a record, or why it cannot be priced. The store takes over any JSON object with
-    an id, so a record may only look like a measurement."""
-    try:
-        return case_of(record, clusters)
-    except (Unsupported, UserError) as refusal:
-        return str(refusal)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        return NO_RECORD
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.calibration.cases import NO_RECORD, Prediction, case_or_reason, model_text, predict
+from llmlaunch.calibration.cases import NO_RECORD, Prediction, model_text, predict
+from llmlaunch.calibration.record_cases import case_or_reason
 from llmlaunch.calibration.records import (
     CONFIGURATION,
     Record,

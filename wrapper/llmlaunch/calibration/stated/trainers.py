@@ -13,20 +13,20 @@ from typing import Any
 
 from llmlaunch.calibration.cases import Unsupported
 from llmlaunch.calibration.records import Record
+from llmlaunch.calibration.stated.completion import Default, defaults_of
+from llmlaunch.calibration.stated.deepspeed_records import as_deepspeed_ran, deepspeed_record_facts
+from llmlaunch.calibration.stated.megatron_records import (
+    FP8_RECIPES,
+    captured_graphs,
+    fsdp_record_facts,
+    megatron_record_facts,
+)
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import LOSSES
 from llmlaunch.frameworks.recorded import MEGATRON_FSDP, RECORDED_TRAINERS, RecordedTrainer
 from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
-from validation.completion import Default, defaults_of
-from validation.deepspeed_records import as_deepspeed_ran, deepspeed_record_facts
-from validation.megatron_records import (
-    FP8_RECIPES,
-    captured_graphs,
-    fsdp_record_facts,
-    megatron_record_facts,
-)
 
 Assumed = dict[str, Any]
 """Values that are assumed because a record does not have them, by field. Pricing a record adds to them."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.calibration.records import Record, minor
+from llmlaunch.calibration.stated.completion import is_bridge_benchmark
 from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
@@ -15,7 +16,6 @@ from llmlaunch.techniques.requests import OptimizerInstances
 from llmlaunch.techniques.switches import FULL_ITERATION, TensorOverlap
 from llmlaunch.techniques.technique import key_of
 from llmlaunch.workload import OptimizerFormats
-from validation.completion import is_bridge_benchmark
 
 # Names of number formats in records and recipes -> Transformer Engine's recipes. A format without a recipe has one
 # scale to a tensor: that of many steps is Megatron's default, that of the step Megatron-Bridge's, and both keep as many
