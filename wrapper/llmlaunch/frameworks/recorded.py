@@ -20,25 +20,27 @@ class RecordedTrainer:
 
     `name` is the record's `backend`, and `framework` the one that ran. `table` names the facts that price it: runs of
     trainers that share a table say something of one another. `title` is what the runs of a table are called in a
-    sentence.
+    sentence. `brings_recipes`: the framework comes with providers of models and with performance recipes, whose
+    settings apply where a record names none.
     """
 
     name: str
     framework: FrameworkTraits
     table: str
     title: str
+    brings_recipes: bool = False
 
 
-def _trainer(framework: FrameworkName, table: str, title: str) -> RecordedTrainer:
+def _trainer(framework: FrameworkName, table: str, title: str, brings_recipes: bool = False) -> RecordedTrainer:
     """Return the trainer that records name as recipes do."""
-    return RecordedTrainer(framework, FRAMEWORKS[framework], table, title)
+    return RecordedTrainer(framework, FRAMEWORKS[framework], table, title, brings_recipes)
 
 
 RECORDED_TRAINERS: Mapping[str, RecordedTrainer] = {
     trainer.name: trainer
     for trainer in (
         _trainer("megatron-lm", "megatron", "Megatron"),
-        _trainer("megatron-bridge", "megatron", "Megatron"),
+        _trainer("megatron-bridge", "megatron", "Megatron", brings_recipes=True),
         RecordedTrainer(MEGATRON_FSDP, FRAMEWORKS["megatron-lm"], MEGATRON_FSDP, "Megatron-FSDP"),
         _trainer("deepspeed", "deepspeed", "Hugging Face"),
     )

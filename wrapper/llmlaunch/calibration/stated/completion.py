@@ -128,7 +128,7 @@ class Default:
 # Where Megatron core trains, its arguments and, for what Bridge's providers do not set, its configurations decide; else
 # DeepSpeed trains a Hugging Face model.
 CORE = tuple(name for name, trainer in RECORDED_TRAINERS.items() if trainer.framework.on_megatron_core)
-BRIDGE = ("megatron-bridge",)
+BRIDGE = tuple(name for name in CORE if RECORDED_TRAINERS[name].brings_recipes)
 LM = tuple(name for name in CORE if name not in BRIDGE)
 DEEPSPEED = tuple(name for name in RECORDED_TRAINERS if name not in CORE)
 

@@ -22,6 +22,7 @@ from llmlaunch.calibration.stated.megatron_records import (
     megatron_record_facts,
 )
 from llmlaunch.facts import MemoryFacts
+from llmlaunch.frameworks.deepspeed.facts import MEGATRON_FORK_KIND
 from llmlaunch.frameworks.megatron.facts import LOSSES
 from llmlaunch.frameworks.recorded import MEGATRON_FSDP, RECORDED_TRAINERS, RecordedTrainer
 from llmlaunch.layout import Layout
@@ -78,7 +79,7 @@ UNREAD: tuple[Unread, ...] = (
     Unread(
         DEEPSPEED,
         "implementation.trainer",
-        lambda trainer, record: trainer != "megatron-deepspeed",
+        lambda trainer, record: trainer != MEGATRON_FORK_KIND,
         "Megatron-DeepSpeed trains another model than Hugging Face's, and is shown as it was measured",
     ),
     Unread(

@@ -30,6 +30,7 @@ from llmlaunch.frameworks.deepspeed.zero_settings import DEFAULT_SETTINGS, FP32_
 from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES
 
+MEGATRON_FORK_KIND = "megatron-deepspeed"  # a kind of script that recipes of earlier versions could name
 VERSION = "0.19"
 # Defaults of deepspeed/runtime/zero/config.py, 0.19
 BUCKET_ELEMENTS = 500_000_000  # reduce_bucket_size, allgather_bucket_size
