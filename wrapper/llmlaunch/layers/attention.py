@@ -9,21 +9,11 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.block import (
-    FP32_BYTES,
-    Amounts,
-    Behind,
-    Block,
-    BlockWork,
-    ContextTraffic,
-    Saved,
-    Tensors,
-    causal_mean,
-    stream_bytes,
-)
+from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, stream_bytes
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
+from llmlaunch.layers.work import Amounts, BlockWork, ContextTraffic, causal_mean
 
 ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
 

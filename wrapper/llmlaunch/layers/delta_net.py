@@ -6,9 +6,10 @@ from __future__ import annotations
 from functools import cached_property
 
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.block import FP32_BYTES, Behind, Block, BlockWork, ContextTraffic, Saved, Tensors, recurrence
+from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
+from llmlaunch.layers.work import BlockWork, ContextTraffic, recurrence
 from llmlaunch.models.shape import ModelShape
 
 DELTA_CHUNK = 64.0  # tokens over which flash-linear-attention solves a triangular system at a time

@@ -12,21 +12,11 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import ByPass, MemoryFacts
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.block import (
-    FP32_BYTES,
-    Behind,
-    Block,
-    BlockWork,
-    ContextTraffic,
-    Saved,
-    Tensors,
-    recurrence,
-    scaled_columns,
-    stream_bytes,
-)
+from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, scaled_columns, stream_bytes
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules
+from llmlaunch.layers.work import BlockWork, ContextTraffic, recurrence
 from llmlaunch.models.sections import CONV_KERNEL, SCAN_CHUNK
 from llmlaunch.models.shape import ModelShape, Multipliers
 

@@ -14,20 +14,11 @@ import numpy as np
 
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.attention import ATTENTION_BACKWARD
-from llmlaunch.layers.block import (
-    FP32_BYTES,
-    Amounts,
-    Behind,
-    Block,
-    BlockWork,
-    ContextTraffic,
-    Saved,
-    Tensors,
-    causal_mean,
-)
+from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.latent_attention import UP_PROJECTION
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
+from llmlaunch.layers.work import Amounts, BlockWork, ContextTraffic, causal_mean
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import ModelShape
 

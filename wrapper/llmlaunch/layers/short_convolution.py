@@ -9,10 +9,11 @@ from itertools import chain
 
 from llmlaunch.facts import ByPass, MemoryFacts
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.block import Amounts, Behind, Block, BlockWork, Saved, Tensors
+from llmlaunch.layers.block import Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
 from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules
+from llmlaunch.layers.work import Amounts, BlockWork
 from llmlaunch.models.shape import ModelShape
 
 

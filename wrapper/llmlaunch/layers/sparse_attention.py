@@ -11,10 +11,11 @@ import numpy as np
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.attention import ATTENTION_BACKWARD, CORE, QKV
-from llmlaunch.layers.block import FP32_BYTES, Amounts, Behind, BlockWork, Saved, Tensors, causal_mean
+from llmlaunch.layers.block import FP32_BYTES, Behind, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.latent_attention import UP_PROJECTION, LatentAttention, latent_attention
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part, Vector
+from llmlaunch.layers.work import Amounts, BlockWork, causal_mean
 from llmlaunch.models.shape import ModelShape
 
 INDEX_BYTES = 4.0  # of the number of a key

@@ -10,9 +10,9 @@ import numpy as np
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.block import ContextTraffic
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import OUTPUTS
+from llmlaunch.layers.work import ContextTraffic
 from llmlaunch.memory.job import Job
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, exchange, in_domain, links, neighbour, ring

@@ -16,9 +16,9 @@ import numpy as np
 from llmlaunch.cluster.profile import Accelerator, Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.block import BlockWork
 from llmlaunch.layers.columns import LayerColumns
 from llmlaunch.layers.matrix import INPUTS, NEITHER, Matrix, Part
+from llmlaunch.layers.work import BlockWork
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.layer_bytes import job_columns
