@@ -70,7 +70,7 @@ def legal_splits(setting: Setting) -> LayoutColumns:
 def spoken_by(
     setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns
 ) -> tuple[Job, LayoutColumns]:
-    said, layouts = apply_techniques(setting.recipe, words, places, splits)
+    said, layouts = apply_techniques(words, places, splits)
     return setting.job_of(said), layouts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 
 import numpy as np
 
@@ -13,7 +14,13 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.planner.legality import first_failed, situation
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.search_space import enumerate_splits, enumerate_uneven, technique_layouts, technique_space
+from llmlaunch.planner.search_space import (
+    TechniqueSpace,
+    apply_techniques,
+    enumerate_splits,
+    enumerate_uneven,
+    technique_space,
+)
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of
@@ -41,10 +48,16 @@ def legal_layouts(setting: Setting) -> Iterator[tuple[Recipe, LayoutColumns]]:
     recipe, backend = setting.recipe, setting.backend
     space, rules = backend.space(recipe), backend.rules(recipe)
     splits = LayoutColumns.joined([enumerate_splits(recipe, space), enumerate_uneven(recipe, space)])
-    for changed, layouts in technique_layouts(recipe, technique_space(recipe, backend), splits):
+    for changed, layouts in technique_layouts(technique_space(recipe, backend), splits):
         legal = np.flatnonzero(first_failed(rules, situation(changed, layouts)) < 0)
         if len(legal):
             yield changed, layouts.take(legal)
+
+
+def technique_layouts(space: TechniqueSpace, splits: LayoutColumns) -> Iterator[tuple[Recipe, LayoutColumns]]:
+    """Yield `apply_techniques` for every pair of step and state techniques."""
+    for indices in product(range(len(space.step)), range(len(space.state))):
+        yield apply_techniques(space, indices, splits)
 
 
 def any_legal(setting: Setting) -> bool:

@@ -20,10 +20,10 @@ from llmlaunch.planner.judge import rules_failed
 from llmlaunch.planner.no_legal_layout import legal_values, no_layout, tightest_rule
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
-from llmlaunch.planner.search_space import enumerate_splits, technique_layouts, technique_space
+from llmlaunch.planner.search_space import enumerate_splits, technique_space
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.load import load_recipe
-from support.plans import any_legal, gallery_setting, plan_of, setting_for
+from support.plans import any_legal, gallery_setting, plan_of, setting_for, technique_layouts
 from support.recipes import recipe_text
 
 GOOD = recipe_text(layout="\n  micro_batch_size: 1")
@@ -109,7 +109,7 @@ def test_the_tightest_rule_is_the_one_whose_relaxation_leaves_the_most() -> None
     rules = here.backend.rules(here.recipe)
     splits = enumerate_splits(here.recipe, here.backend.space(here.recipe))
     left: Counter[str] = Counter()
-    for recipe, layouts in technique_layouts(here.recipe, technique_space(here.recipe, here.backend), splits):
+    for recipe, layouts in technique_layouts(technique_space(here.recipe, here.backend), splits):
         for rule in rules:
             others = rules_failed(recipe, layouts, [other for other in rules if other is not rule])
             left[rule.key] += int(np.count_nonzero(~others.any(axis=0)))

@@ -31,7 +31,6 @@ from llmlaunch.planner.search_space import (
     apply_techniques,
     enumerate_splits,
     enumerate_uneven,
-    recipe_with_techniques,
     technique_space,
 )
 from llmlaunch.planner.setting import Setting, node_of
@@ -150,7 +149,7 @@ def test_no_candidate_is_cheaper_than_its_bounds(job: str) -> None:
         for index, step in enumerate(space.step):
             cut = splits
             if uneven:
-                job, layouts = asked.job_of(recipe_with_techniques(asked.recipe, step, space.state[0])), splits
+                job, layouts = asked.job_of(space.variant(step, space.state[0])), splits
                 layouts = layouts.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
                 cut = balanced(job, layouts, costs_of(job, asked.cluster, layouts))
             seconds = passes_with(asked, space, step, cut).total
@@ -186,7 +185,7 @@ def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str
     usual = setting(job)
     most_bytes = int(share * usual.limit.memory_bytes)
     asked = replace(usual, limit=replace(usual.limit, limit_bytes=most_bytes, fits_bytes=None))
-    recipe, space = asked.recipe, technique_space(asked.recipe, asked.backend)
+    space = technique_space(asked.recipe, asked.backend)
     out = 0
     for splits in legal_splits(asked):
         splits = splits.take(have_cuts(asked.job, splits)) if np.any(splits.uneven) else splits
@@ -196,7 +195,7 @@ def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str
             for alike in alike_steps(space, range(0, len(space.step), 1 + len(space.step) // 20)):
                 fits = memory.may_fit(alike, np.arange(len(splits)))
                 step, row = np.divmod(np.arange(fits.size), len(splits))
-                priced, layouts = apply_alike(recipe, space, alike[step], states[-1], splits.take(row))
+                priced, layouts = apply_alike(space, alike[step], states[-1], splits.take(row))
                 job_of = asked.job_of(priced)
                 if np.any(splits.uneven):
                     costs = costs_of(job_of, asked.cluster, layouts)
@@ -217,19 +216,17 @@ def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str
 @pytest.mark.parametrize("job", ["dense", "mixture", "dense layers first"])
 def test_layouts_with_several_sets_of_modules_cost_what_each_costs_alone(job: str) -> None:
     asked = setting(job)
-    recipe, space = asked.recipe, technique_space(asked.recipe, asked.backend)
+    space = technique_space(asked.recipe, asked.backend)
     splits = legal_splits(asked)[0]
     splits = splits.take(np.arange(0, len(splits), 1 + len(splits) // 8))
     for alike in alike_steps(space, range(len(space.step))):
         step = np.repeat(alike, len(splits))
-        together, layouts = apply_alike(
-            recipe, space, step, 0, splits.take(np.tile(np.arange(len(splits)), len(alike)))
-        )
+        together, layouts = apply_alike(space, step, 0, splits.take(np.tile(np.arange(len(splits)), len(alike))))
         mixed = asked.job_of(together)
         costs = worst_bytes(asked, mixed, layouts), pass_seconds(mixed, asked.cluster, layouts).total
         for place, index in enumerate(alike.tolist()):
             mine = slice(place * len(splits), (place + 1) * len(splits))
-            alone, plain = apply_techniques(recipe, space, (index, 0), splits)
+            alone, plain = apply_techniques(space, (index, 0), splits)
             own = asked.job_of(alone)
             worst = worst_bytes(asked, own, plain)
             assert np.array_equal(costs[0].device_bytes[mine], worst.device_bytes), space.step[index]
@@ -244,10 +241,10 @@ def test_rules_that_are_looked_up_say_what_they_say_of_every_layout(job: str) ->
     space = technique_space(recipe, asked.backend)
     rules = [rule for rule in asked.backend.rules(recipe) if rule.of_techniques]
     for splits in legal_splits(asked):
-        legality = technique_legality(recipe, space, splits, rules, range(len(space.step)))
+        legality = technique_legality(space, splits, rules, range(len(space.step)))
         refused: Counter[str] = Counter()
         for i, j in np.ndindex(len(space.step), len(space.state)):
-            failed = first_failed(rules, situation(*apply_techniques(recipe, space, (i, j), splits)))
+            failed = first_failed(rules, situation(*apply_techniques(space, (i, j), splits)))
             if not space.switches[i]:
                 refused += Counter(refusal_counts(rules, failed))
                 assert np.array_equal(failed < 0, legality.legal(i, j))

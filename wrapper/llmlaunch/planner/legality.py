@@ -22,7 +22,6 @@ from llmlaunch.planner.search_space import (
     DECLARED,
     SPLIT_FIELDS,
     TechniqueSpace,
-    recipe_with_techniques,
     switches_matter,
     technique_values,
 )
@@ -73,12 +72,12 @@ class TechniqueLegality:
 
 
 def technique_legality(
-    recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns, rules: Sequence[Rule], steps: Sequence[int]
+    space: TechniqueSpace, splits: LayoutColumns, rules: Sequence[Rule], steps: Sequence[int]
 ) -> TechniqueLegality:
     """Apply the `rules`, which look at techniques, to all `splits` with the step techniques at `steps` and every set of
     state techniques. What is refused because of switches that nobody asked for is not counted: the split is tried
     without them, and where they change nothing it is the same layout."""
-    answers, kind_of = _all_answers(recipe, space, splits, rules, steps)
+    answers, kind_of = _all_answers(space, splits, rules, steps)
     mattering = [tuple(name for name in space.switches[i] if DECLARED[name].matters) for i in steps]
     kind_of = np.vstack([kind_of, np.repeat(_numbered(mattering), len(space.state))])
     _, examples, place = np.unique(kind_of, axis=1, return_index=True, return_inverse=True)
@@ -99,11 +98,11 @@ def technique_legality(
 
 
 def technique_failures(
-    recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns, rules: Sequence[Rule]
+    space: TechniqueSpace, splits: LayoutColumns, rules: Sequence[Rule]
 ) -> Iterator[tuple[int, BoolColumn]]:
     """Yield which of the `rules` refuses which split (rules x splits), each different answer once, and how many
     combinations of techniques have it."""
-    answers, kind_of = _all_answers(recipe, space, splits, rules, range(len(space.step)))
+    answers, kind_of = _all_answers(space, splits, rules, range(len(space.step)))
     different, times = np.unique(np.vstack([kind_of, 0 * kind_of[:1]]), axis=1, return_counts=True)
     for kinds, count in zip(different[: len(rules)].T.tolist(), times.tolist(), strict=True):
         chosen = [of_rule[kind] for of_rule, kind in zip(answers, kinds, strict=True)]
@@ -111,12 +110,12 @@ def technique_failures(
 
 
 def _all_answers(
-    recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns, rules: Sequence[Rule], steps: Sequence[int]
+    space: TechniqueSpace, splits: LayoutColumns, rules: Sequence[Rule], steps: Sequence[int]
 ) -> tuple[list[Sequence[_Answer]], IntColumn]:
     """Return the different answers of each rule, and which of them each combination of techniques has (rules x
     combinations, each of `steps` with every set of state techniques)."""
     projections = _Projections(splits, [space.step[i] for i in steps], space.state)
-    answered = [_ObservedRule(rule, projections).answer_all(recipe, space, steps) for rule in rules]
+    answered = [_ObservedRule(rule, projections).answer_all(space, steps) for rule in rules]
     kinds = [kind.ravel() for _, kind in answered]
     return [answers for answers, _ in answered], np.reshape(kinds, (len(rules), len(steps) * len(space.state)))
 
@@ -193,9 +192,7 @@ class _ObservedRule:
     techniques: tuple[str, ...] = ()
     answers: dict[tuple[Any, ...], _Answer] = field(default_factory=dict)
 
-    def answer_all(
-        self, recipe: Recipe, space: TechniqueSpace, steps: Sequence[int]
-    ) -> tuple[Sequence[_Answer], IntColumn]:
+    def answer_all(self, space: TechniqueSpace, steps: Sequence[int]) -> tuple[Sequence[_Answer], IntColumn]:
         """Return the rule's different answers, and which of them each combination of techniques has (steps x states).
         The rule is asked once for each combination of the values that it reads."""
         while True:
@@ -205,7 +202,7 @@ class _ObservedRule:
             kinds = np.zeros((step.max(initial=-1) + 1, state.max(initial=-1) + 1), dtype=np.int64)
             for a, b in np.ndindex(kinds.shape):
                 asked = space.step[steps[int(np.argmax(step == a))]], space.state[int(np.argmax(state == b))]
-                answer = self.answer(recipe_with_techniques(recipe, *asked), technique_values(*asked))
+                answer = self.answer(space.variant(*asked), technique_values(*asked))
                 kinds[a, b] = answers.setdefault(answer.key, (len(answers), answer))[0]
             if self.techniques == names:
                 return [answer for _, answer in answers.values()], kinds[step][:, state]

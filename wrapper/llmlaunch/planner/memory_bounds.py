@@ -32,7 +32,7 @@ from llmlaunch.memory.peak import cache_share, outside_bytes
 from llmlaunch.memory.states import states
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.planner.bounds import LAYER_FIELDS
-from llmlaunch.planner.search_space import TechniqueSpace, apply_alike, recipe_with_techniques
+from llmlaunch.planner.search_space import TechniqueSpace, apply_alike
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import frequent_kind, least_layers
 
@@ -122,7 +122,6 @@ class MemoryBounds:
         some, first = np.unique(self._row_of[rows]), self._space.step[int(steps[0])]
         count = len(some)
         recipe, layouts = apply_alike(
-            self._setting.recipe,
             self._space,
             np.repeat(steps, count),
             self._states[0],
@@ -204,7 +203,7 @@ def _states_of_layers(
     at[row_of] = rank
     bytes_of = np.zeros((len(states), 2, len(distinct)))
     for place, state in enumerate(space.state[index] for index in states):
-        job = setting.job_of(recipe_with_techniques(setting.recipe, space.step[0], state))
+        job = setting.job_of(space.variant(space.step[0], state))
         layouts = distinct.with_techniques(state.zero_stage, RECOMPUTE_FULL, 0, 0)  # gathers least
         bytes_of[place] = _of_one_more(job, one_rank(job, layouts, at))
     of_splits: FloatColumn = bytes_of[:, :, row_of]

@@ -183,7 +183,7 @@ def _amounts_solved(setting: Setting, chosen: Layout, layouts: list[Layout]) -> 
     columns, answer = LayoutColumns.of(layouts), [*layouts]
     legal = np.flatnonzero(~_failed(setting, columns).any(axis=0))
     plain = replace(step, solved=None, recompute=RECOMPUTE_NONE if step.recompute else step.recompute)
-    space = TechniqueSpace((plain, step), (state,), own=step.keeping_all)
+    space = TechniqueSpace(setting.recipe, (plain, step), (state,), own=step.keeping_all)
     points = price_all(setting, columns.take(legal), space, ())
     for row in range(len(points)):  # rows with the solved amount come last, and only where some of it is needed
         answer[int(legal[points.rows.split[row]])] = points.layout(row)

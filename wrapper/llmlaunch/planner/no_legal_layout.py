@@ -110,7 +110,7 @@ def _legal_splits(setting: Setting) -> Iterator[tuple[LayoutColumns, BoolColumn,
         splits, different = splits.take(np.flatnonzero(failed < 0)), set()
         if not len(splits):
             continue
-        legality = technique_legality(recipe, space, splits, asked, range(len(space.step)))
+        legality = technique_legality(space, splits, asked, range(len(space.step)))
         for i, j in np.ndindex(legality.mask_of.shape):
             techniques = technique_values(space.step[i], space.state[j])
             key = int(legality.mask_of[i, j]), *techniques.values()
@@ -129,7 +129,7 @@ def _failures(setting: Setting, rules: Sequence[Rule]) -> Iterator[tuple[LayoutC
         if not asked:
             yield splits, 1, failed
             continue
-        for times, failed[of_techniques] in technique_failures(setting.recipe, space, splits, asked):
+        for times, failed[of_techniques] in technique_failures(space, splits, asked):
             yield splits, times, failed
 
 

@@ -111,7 +111,7 @@ class Offer:
 def price_all(setting: Setting, splits: LayoutColumns, space: TechniqueSpace, rules: Sequence[Rule]) -> Points:
     """Return the points of all `splits` with all techniques that the `rules`, which look at them, allow."""
     steps = range(len(space.step))
-    legality = technique_legality(setting.recipe, space, splits, rules, steps)
+    legality = technique_legality(space, splits, rules, steps)
     offer = Offer(setting, splits, space, legality, np.zeros((len(space.state), len(splits))))
     return Points(splits, space.step, space.state, price_rows(offer, np.arange(len(splits)), steps))
 
@@ -266,7 +266,7 @@ def _batches_in_reach(
         step, row = np.nonzero(near)
         for start in range(0, len(step), PAIRS_AT_ONCE):
             i, j = alike[step[start : start + PAIRS_AT_ONCE]], row[start : start + PAIRS_AT_ONCE]
-            recipe, layouts = apply_alike(setting.recipe, space, i, states[0], splits.take(j))
+            recipe, layouts = apply_alike(space, i, states[0], splits.take(j))
             job, searched = setting.job_of(recipe), first.keeping_all in space.steps
             batch = TechniqueBatch(setting, job, i, rows[j], layouts, state_of[j], first.solved, searched)
             factors = np.array([offer.factors.of(rows[j], i, state) for state in states])
@@ -284,6 +284,7 @@ def _blocks(
     """Yield for each of the `states`, whose update is in `update`, the rows of a batch that are allowed with it (states
     x rows) and within reach by their seconds times their `factors`, and how many layouts with a solved amount need none
     of it. Time comes first: it costs less than memory, and leaves few."""
+    batch = replace(batch, timed=batch.passes)
     seconds = batch.step_seconds(update)
     near = allowed & incumbents.in_reach(seconds * factors) & incumbents.in_time(seconds)
     some = np.flatnonzero(near.any(axis=0))

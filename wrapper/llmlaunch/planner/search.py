@@ -255,11 +255,7 @@ def _with_evidence(offer: Offer, priced: Priced) -> Priced:
     for of_layout in evidence:
         splits = np.flatnonzero(same_split(offer.splits, of_layout.layout))
         pairs = product(enumerate(space.step), space.state)
-        steps = {
-            i
-            for (i, step), state in pairs
-            if same_techniques(recipe_with_techniques(setting.recipe, step, state), of_layout)
-        }
+        steps = {i for (i, step), state in pairs if same_techniques(space.variant(step, state), of_layout)}
         if len(splits) and steps:
             more = price_rows(replace(offer, least_bytes=0.0 * offer.least_bytes), splits, sorted(steps))
             known = set(_identities(rows.rows.take(np.isin(rows.rows.split, splits))))
@@ -313,7 +309,7 @@ def _legal_splits(
     refused = Counter({key: plain_steps * len(techniques.state) * count for key, count in counts.items()})
     splits = splits.take(np.flatnonzero(failed < 0))
     technique_rules = [rule for rule in rules if rule.of_techniques]
-    legality = technique_legality(recipe, techniques, splits, technique_rules, steps)
+    legality = technique_legality(techniques, splits, technique_rules, steps)
     return LegalSplits(splits, legality, refused + legality.refused, asked)
 
 

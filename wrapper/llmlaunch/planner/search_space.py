@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -162,12 +162,23 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
 
 @frozen
 class TechniqueSpace:
-    """All techniques tried with every split: each of `step` with each of `state`. `own` has the switches as the recipe
-    asks for them."""
+    """All techniques tried with every split of a recipe: each of `step` with each of `state`. `own` has the switches as
+    the recipe asks for them. A search asks some hundred times for the recipe with the same few techniques: `variants`
+    has those that it asked for."""
 
+    recipe: Recipe
     step: tuple[StepTechniques, ...]
     state: tuple[StateTechniques, ...]
     own: StepTechniques = StepTechniques()
+    variants: dict[tuple[StepTechniques, StateTechniques], Recipe] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def variant(self, step: StepTechniques, state: StateTechniques) -> Recipe:
+        """Return the recipe with these techniques."""
+        if (step, state) not in self.variants:
+            self.variants[step, state] = recipe_with_techniques(self.recipe, step, state)
+        return self.variants[step, state]
 
     @cached_property
     def steps(self) -> frozenset[StepTechniques]:
@@ -208,7 +219,7 @@ def technique_space(recipe: Recipe, backend: Backend) -> TechniqueSpace:
             f"({stages}); use one of those"
         )
     steps = (step for step in step_variants(recipe, space) if _accepted(recipe, backend, step, state))
-    return TechniqueSpace(tuple(steps), state, own)
+    return TechniqueSpace(recipe, tuple(steps), state, own)
 
 
 def _accepted(recipe: Recipe, backend: Backend, step: StepTechniques, state: Sequence[StateTechniques]) -> bool:
@@ -293,21 +304,13 @@ def switches_matter(names: Sequence[str], layouts: LayoutColumns) -> BoolColumn:
     return matter
 
 
-def technique_layouts(
-    recipe: Recipe, space: TechniqueSpace, splits: LayoutColumns
-) -> Iterator[tuple[Recipe, LayoutColumns]]:
-    """Yield `apply_techniques` for every pair of step and state techniques."""
-    for indices in product(range(len(space.step)), range(len(space.state))):
-        yield apply_techniques(recipe, space, indices, splits)
-
-
 def apply_techniques(
-    recipe: Recipe, space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns
+    space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns
 ) -> tuple[Recipe, LayoutColumns]:
     """Return the recipe and the splits with the step and state techniques at `indices`. A solved amount is set to 1,
     because rules only ask whether there is any."""
     step, state = space.step[indices[0]], space.state[indices[1]]
-    return recipe_with_techniques(recipe, step, state), splits.with_techniques(**technique_values(step, state))
+    return space.variant(step, state), splits.with_techniques(**technique_values(step, state))
 
 
 def alike_steps(space: TechniqueSpace, steps: Iterable[int]) -> list[IntColumn]:
@@ -320,7 +323,7 @@ def alike_steps(space: TechniqueSpace, steps: Iterable[int]) -> list[IntColumn]:
 
 
 def apply_alike(
-    recipe: Recipe, space: TechniqueSpace, steps: IntColumn, state: int, splits: LayoutColumns
+    space: TechniqueSpace, steps: IntColumn, state: int, splits: LayoutColumns
 ) -> tuple[Recipe, LayoutColumns]:
     """Return the recipe and the splits with the step techniques at `steps`, one for each split and all of one group of
     `alike_steps`, and the state techniques at `state`. A solved amount is set to 1."""
@@ -333,7 +336,7 @@ def apply_alike(
     )
     sets = tuple(Modules(step.recompute_modules, step.offload_modules) for step in used)
     plain = used[0].without_modules if used else space.own
-    return recipe_with_techniques(recipe, plain, techniques), replace(layouts, modules=place, module_sets=sets)
+    return space.variant(plain, techniques), replace(layouts, modules=place, module_sets=sets)
 
 
 def technique_values(step: StepTechniques, state: StateTechniques) -> dict[str, int]:
@@ -347,15 +350,9 @@ def technique_values(step: StepTechniques, state: StateTechniques) -> dict[str, 
 
 
 def recipe_with_techniques(recipe: Recipe, step: StepTechniques, state: StateTechniques) -> Recipe:
-    """Return the recipe with these techniques and their gradient format. A search asks some hundred times for the same
-    few; the recipe carries them, so they are gone with it."""
-    variants: dict[tuple[StepTechniques, StateTechniques], Recipe] = vars(recipe).setdefault("variants", {})
-    variant = variants.get((step, state))
-    if variant is None:
-        techniques = {name: getattr(kind, name) for kind in (step, state) for name in declarations(type(kind))}
-        training = recipe.training
-        if training.gradient_dtype != state.gradient_dtype:
-            training = replace(training, gradient_dtype=state.gradient_dtype)
-        variant = replace(recipe, techniques=replace(recipe.techniques, **techniques), training=training)
-        variants[step, state] = variant
-    return variant
+    """Return the recipe with these techniques and their gradient format."""
+    techniques = {name: getattr(kind, name) for kind in (step, state) for name in declarations(type(kind))}
+    training = recipe.training
+    if training.gradient_dtype != state.gradient_dtype:
+        training = replace(training, gradient_dtype=state.gradient_dtype)
+    return replace(recipe, techniques=replace(recipe.techniques, **techniques), training=training)

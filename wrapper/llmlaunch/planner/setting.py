@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from llmlaunch.calibration.evidence import DEFAULT_RISK, ENOUGH, EvidenceMargin, evidence_margin, job_class
 from llmlaunch.calibration.margins import FUJII_SHARE, Margin, no_margin, runs_needed
@@ -16,6 +16,7 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.plan import Limit
 from llmlaunch.recipe.types import MemoryPolicy, Recipe
+from llmlaunch.techniques import Techniques
 from llmlaunch.timing.correction import corrected_cluster
 from llmlaunch.units import GIB
 
@@ -31,7 +32,8 @@ class Setting:
 
     A recipe with `nodes: auto` is priced on one node until `make_sized_plan` chooses. `baseline_bytes` and `lessons`
     are kept so that `with_recipe` can build the setting of a changed recipe. Where `widened` is true, `limit` is one of
-    tight layouts (`planner.tight`), which then count as safe.
+    tight layouts (`planner.tight`), which then count as safe. `jobs` are those of the recipe with other techniques
+    and another format of gradients that were asked for.
     """
 
     recipe: Recipe
@@ -43,6 +45,7 @@ class Setting:
     baseline_bytes: int | None
     lessons: Lessons
     widened: bool = False
+    jobs: dict[tuple[Techniques, str | None], Job] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def with_recipe(self, recipe: Recipe) -> Setting:
         """Return the setting of another recipe with the same backend, baseline and lessons, widened as this one is."""
@@ -55,11 +58,11 @@ class Setting:
         return replace(self, lessons=lessons, cluster=timed)
 
     def job_of(self, recipe: Recipe) -> Job:
-        """Return the job of the same recipe with other techniques, built once for each recipe object."""
-        jobs: dict[int, tuple[Recipe, Job]] = vars(self).setdefault("jobs", {})
-        if id(recipe) not in jobs:  # the recipe stays beside its job, so no other one gets its id
-            jobs[id(recipe)] = recipe, job_of(recipe, self.backend, self.baseline_bytes, self.lessons.correction)
-        return jobs[id(recipe)][1]
+        """Return the job of the same recipe with other techniques, built once for each set of them."""
+        key = recipe.techniques, recipe.training.gradient_dtype
+        if key not in self.jobs:
+            self.jobs[key] = job_of(recipe, self.backend, self.baseline_bytes, self.lessons.correction)
+        return self.jobs[key]
 
 
 def setting_of(

@@ -29,7 +29,6 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.points import Rows
 from llmlaunch.planner.search_space import (
     TechniqueSpace,
-    recipe_with_techniques,
 )
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
@@ -66,7 +65,7 @@ class ModelStateBatch:
 class TechniqueBatch:
     """One of some `alike_steps`, at `index` of the technique space, for each of `rows` of the splits. `state_of` maps a
     row to its split of a `ModelStateBatch`; `solved` names the amount to be solved, and `none_searched` says whether
-    layouts with none of it are searched too."""
+    layouts with none of it are searched too. `timed` are the passes where they are known already."""
 
     setting: Setting
     job: Job
@@ -76,6 +75,7 @@ class TechniqueBatch:
     state_of: IntColumn
     solved: str | None = None
     none_searched: bool = True
+    timed: PassSeconds | None = None
 
     @cached_property
     def transient(self) -> TransientBytes:
@@ -83,15 +83,14 @@ class TechniqueBatch:
 
     @cached_property
     def passes(self) -> PassSeconds:
-        return pass_seconds(self.job, self.setting.cluster, self.layouts)
+        return pass_seconds(self.job, self.setting.cluster, self.layouts) if self.timed is None else self.timed
 
     @cached_property
     def with_none(self) -> TechniqueBatch:
         """The same candidates with the solved amount set to zero."""
         if self.solved == RECOMPUTE_LAYERS:
-            return replace(
-                self, layouts=self.layouts.with_techniques(0, RECOMPUTE_NONE, 0, self.layouts.offload_layers)
-            )
+            layouts = self.layouts.with_techniques(0, RECOMPUTE_NONE, 0, self.layouts.offload_layers)
+            return replace(self, layouts=layouts, timed=None)
         return self.with_amount(np.zeros(len(self.layouts), dtype=np.int64))
 
     @cached_property
@@ -102,19 +101,13 @@ class TechniqueBatch:
 
     def with_amount(self, amount: IntColumn) -> TechniqueBatch:
         assert self.solved is not None
-        return replace(self, layouts=self.layouts.with_amount(self.solved, amount))
+        return replace(self, layouts=self.layouts.with_amount(self.solved, amount), timed=None)
 
     def take(self, index: BoolColumn | IntColumn) -> TechniqueBatch:
         """Return some of the rows, with their passes where these are known already."""
         rows, layouts, state_of = self.rows[index], self.layouts.take(index), self.state_of[index]
-        some = replace(self, index=self.index[index], rows=rows, layouts=layouts, state_of=state_of)
-        return some.with_passes(self.passes.take(index)) if "passes" in vars(self) else some
-
-    def with_passes(self, passes: PassSeconds) -> TechniqueBatch:
-        """Return the same batch, whose passes are known already."""
-        same = replace(self)
-        vars(same)["passes"] = passes
-        return same
+        timed = None if self.timed is None else self.timed.take(index)
+        return replace(self, index=self.index[index], rows=rows, layouts=layouts, state_of=state_of, timed=timed)
 
     def bytes_with(self, states: ModelStateBatch) -> WorstBytes:
         return worst_of_sums(self.transient, states.states, self.state_of)
@@ -155,7 +148,7 @@ def group_equal(setting: Setting, space: TechniqueSpace) -> list[list[int]]:
 
 def state_job(setting: Setting, space: TechniqueSpace, index: int) -> Job:
     """Return the job with the state techniques at `index`."""
-    return setting.job_of(recipe_with_techniques(setting.recipe, space.step[0], space.state[index]))
+    return setting.job_of(space.variant(space.step[0], space.state[index]))
 
 
 def state_batches(

@@ -1,8 +1,12 @@
 """Uneven pipeline stages, solved for each split that can still be among the fastest.
 
+With one chunk to a rank layers may be cut anywhere; with several, all chunks are equal but the first and the last.
+Models whose layers differ in their attention have even stages alone (`enumerate_uneven`), and a kind of layer whose
+layers differ counts with its mean.
+
 A step takes at least as long as with stages in perfect balance. If even that is longer than layouts that are safe
-already, the split is outpaced and its stages are not evaluated. So the first of the ranking are exact, and most splits
-cost one comparison.
+already, the split is outpaced and its stages are not evaluated. So of these cuts the first of the ranking are exact,
+and most splits cost one comparison. In a large space in which nothing is safe, a few techniques stand for all.
 """
 
 from __future__ import annotations
@@ -282,7 +286,7 @@ class Pricing:
     def _applied(self, splits: LayoutColumns, steps: IntColumn, state: int) -> tuple[Job, LayoutColumns]:
         """Return the job of step techniques that are alike, and the layouts with them and a set of state techniques."""
         setting = self.offer.setting
-        recipe, layouts = apply_alike(setting.recipe, self.offer.space, steps, state, splits)
+        recipe, layouts = apply_alike(self.offer.space, steps, state, splits)
         return setting.job_of(recipe), layouts
 
     def _price_cuts(self, splits: LayoutColumns, passes: PassSeconds, pairs: Pairs, costs: Costs) -> Iterator[Unsafe]:
@@ -290,7 +294,7 @@ class Pricing:
         setting, space = self.offer.setting, self.offer.space
         single = splits.virtual_pipeline == 1
         batch, distinct = self._technique_batch(splits, pairs.steps, pairs.states[0])
-        batch = batch.with_passes(passes)
+        batch = replace(batch, timed=passes)
         updates = state_updates(setting, space, pairs.states, distinct)
         seconds = batch.step_seconds(UpdateSeconds.stacked(updates))
         keys = seconds * pairs.factors

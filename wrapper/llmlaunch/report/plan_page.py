@@ -13,7 +13,6 @@ from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.planner.plan import Candidate, Plan, as_planned
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting, node_of
-from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.grid import Cell, Grid, Row, grid_of
 from llmlaunch.report.page import BAR_UNITS, FAMILIES, bar_tip, families_of, page, spread_of, term_rows, write_page
 from llmlaunch.report.plan_sentences import headroom_sentence, job_text, neighbour_row
@@ -237,16 +236,9 @@ def _tooltip(setting: Setting, plan: Plan, cell: Cell, place: str) -> dict[str, 
 
 
 def _worst_terms(setting: Setting, candidate: Candidate) -> Mapping[str, int]:
-    job = setting.job_of(_planned(setting.recipe, candidate))
+    job = setting.job_of(as_planned(setting.recipe, candidate))
     kind = setting.recipe.cluster.accelerator.peak_kind
     return estimate(job, candidate.layout, peak_kind=kind, node=node_of(setting.recipe)).worst.terms
-
-
-def _planned(recipe: Recipe, candidate: Candidate) -> Recipe:
-    """The recipe as this candidate has it: one object for all that share their techniques, by which jobs are kept."""
-    planned: dict[Any, Recipe] = vars(recipe).setdefault("planned", {})
-    key = (candidate.techniques, candidate.gradient_dtype)
-    return planned.setdefault(key, as_planned(recipe, candidate))
 
 
 # --- memory and time ------------------------------------------------------------------------------------------------
