@@ -125,8 +125,8 @@ def learn(
         quantity, measured.backend, measured.accelerator, measured.name[1], len(runs), died, None, None
     )
     if measured.lived < measured.fewest:
-        beside = f", beside {died} that ran out of memory" if died else ""
-        few = f"{measured.fewest} {measured.needed}; the store holds {measured.lived}{beside}"
+        deaths = f", and {died} more ran out of memory" if died else ""
+        few = f"{measured.fewest} {measured.needed}; the store holds {measured.lived}{deaths}"
         return replace(result, refusal=few)
     counts = before is not None and (quantity.outdated_counts or before.estimator == estimator)
     in_use = before.correction if before is not None and counts else quantity.none

@@ -44,7 +44,7 @@ class TimedRun:
     lines: tuple[str, ...]
     alone: int | None = None  # the pipeline rank that was rehearsed alone; None: the whole job ran
     version: str | None = None
-    died: bool = False  # a step that was timed took its time, whatever became of its run
+    died: bool = False  # a timed step counts, even if its run failed later
 
     @property
     def family(self) -> str:
