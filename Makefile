@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
-# Real Megatron core, Transformer Engine and ft_launcher for `llmlaunch rehearse` and the tests, apart from .venv. It wants a CPU build of torch:
+# Real Megatron core and Transformer Engine for `llmlaunch rehearse` and the tests, apart from .venv. It wants a CPU build of torch:
 #   make test TRACED_TORCH="--index-url https://download.pytorch.org/whl/cpu torch==2.13.0"
 TRACED_TORCH ?= $(TORCH)
 FRAMEWORKS := .venv-frameworks
@@ -115,16 +115,12 @@ install-frameworks: $(FRAMEWORKS_INSTALLED)  ## what the traced tests run: needs
 
 $(FRAMEWORKS_INSTALLED): $(TRACING)/requirements.txt $(TRACING)/requirements-no-deps.txt \
 		tests/frameworks/requirements-megatron-0.16.txt tests/frameworks/requirements-bridge-0.6.txt \
-		tests/slurm/requirements-nvrx-0.6.txt .ci/prerequisites
+		.ci/prerequisites
 	./.ci/prerequisites test
 	LLMLAUNCH_TRACED_TORCH="$(TRACED_TORCH)" PYTHONPATH=wrapper \
 		$(PYTHON) -m llmlaunch.rehearsal.install --unmarked $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 		--target $(FRAMEWORKS)/megatron-0.16 -r tests/frameworks/requirements-megatron-0.16.txt
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --upgrade \
-		--platform manylinux_2_39_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-		--target $(FRAMEWORKS)/nvrx-0.6 -r tests/slurm/requirements-nvrx-0.6.txt
-	rm -f $(FRAMEWORKS)/nvrx-0.6/nvrx_cupti_module*.so
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 		--target $(FRAMEWORKS)/bridge-0.6 -r tests/frameworks/requirements-bridge-0.6.txt
 	touch $(FRAMEWORKS_INSTALLED)

@@ -23,7 +23,6 @@ from support.webhook import webhook
 pytestmark = pytest.mark.slurm
 
 SLURMS_DEFAULT = "SlurmdTimeout=300"
-NVRX = Path(__file__).parents[2] / ".venv-frameworks" / "nvrx-0.6"
 TOGETHER = ("--together", "--save-interval", 5)
 LOSS_GOES_BAD = """\
 import os, time
@@ -48,26 +47,7 @@ def is_the_same_job(training: Training) -> bool:
 
 
 def a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation(person: Person, folder: Path) -> None:
-    training = lose_one_of_three(person, folder, only_on(person, range(4)))
-    assert "in the same allocation" in training.log()
-    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
-
-
-def a_spare_node_takes_the_place_of_a_lost_one_by_ft_launcher(person: Person, folder: Path) -> None:
-    words = ("restart.within=ft_launcher", f"environment.PYTHONPATH={NVRX}", only_on(person, range(8, 12)))
-    training = lose_one_of_three(person, folder, *words)
-    assert "ft_launcher has started the trainers again on" in training.log("0")
-    assert training.attempts() == [f"{training.job}.0", f"{training.job}.1"]
-    # The trainers save and end as they are told; the job does, though its step waits for the lost node.
-    (training.run / "stop").touch()
-    training.wait_for_end()
-    assert training.status()["state"] == "stopped", training.status()
-    assert training.saved_step() == max(training.steps("1"))
-
-
-def lose_one_of_three(person: Person, folder: Path, *words: str) -> Training:
-    """A node of three is lost in the first attempt; the second trains on with the spare one."""
-    words = ("nodes=3", "spare_nodes=1", "training.global_batch_size=6", *words)
+    words = ("nodes=3", "spare_nodes=1", "training.global_batch_size=6", only_on(person, range(4)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
     first = set(training.of_attempt("0", "attempt.json")["nodes"])
@@ -84,7 +64,8 @@ def lose_one_of_three(person: Person, folder: Path, *words: str) -> Training:
     assert len(second) == 3
     assert first - {lost} < set(second)
     assert lost not in second
-    return training
+    assert "in the same allocation" in training.log()
+    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
 
 
 def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path) -> None:
@@ -167,7 +148,6 @@ def losses(training: Training, attempt: str) -> dict[int, float]:
 STORIES = by_name(
     a_loss_that_goes_bad_ends_the_training_and_a_person_is_told,
     a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation,
-    a_spare_node_takes_the_place_of_a_lost_one_by_ft_launcher,
     without_a_spare_node_it_goes_back_to_the_queue,
     a_crash_starts_again_on_the_same_nodes_and_not_for_ever,
     without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows,
@@ -185,7 +165,7 @@ def only_on(person: Person, numbers: range) -> str:
 
 @pytest.fixture(scope="module")
 def told(slurm_packages: None, request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[None]]]:
-    with person_with_a_cluster("root-enforced", 12) as person, ThreadPoolExecutor(len(STORIES)) as pool:
+    with person_with_a_cluster("root-enforced", 8) as person, ThreadPoolExecutor(len(STORIES)) as pool:
         conf = person.cluster.conf
         conf.write_text(re.sub(r"SlurmdTimeout=\d+", SLURMS_DEFAULT, conf.read_text()))
         person.ask("scontrol", "reconfigure")

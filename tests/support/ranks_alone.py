@@ -2,7 +2,7 @@
 
     ranks_alone.py --nnodes=N --nproc_per_node=M --node_rank=I --master_addr=A --master_port=P ... -- PROGRAM...
 
-It knows what train.sh says of a run without ft_launcher. When a rank fails, it ends the others and exits with 1.
+When a rank fails, it ends the others and exits with 1.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def test_other_files_of_a_run_keep_it_from_no_verdict_either(name: str, run: Run
     run.write("attempts/17.9/attempt.json", {"schema": 1, "attempt": "17.9", "nodes": [NODE]})
     keys = {
         "attempt.json": ("nodes", "layout", "fallback", "from_step", "skips", "rollback", "skipped", "cluster", "log"),
-        "run.json": ("nodes", "devices_per_node", "restart", "fallbacks", "progress", "launcher", "ft_launcher"),
+        "run.json": ("nodes", "devices_per_node", "restart", "fallbacks", "progress", "launcher"),
         "cause": ("kind", "line", "rank", "numbers", "at", "ranks", "sick", "nodes"),
         "earlier": ("cause", "next", "state", "ranks", "ended_at", "step", "saved_step", "exit_code"),
     }[name]

@@ -49,7 +49,6 @@ def test_what_goes_on(changes: dict[str, Any], follows: Next) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"no_restart": True}, "ft_launcher asks for no restart"),
         ({"state": "succeeded", "kind": ""}, "done"),
         ({"stop_signal": "TERM", "state": "stopped"}, "cancelled by SLURM or a person"),
         ({"stop_file": True, "stop_signal": "USR1", "state": "stopped"}, "stopped by the stop file"),

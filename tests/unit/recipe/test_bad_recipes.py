@@ -241,11 +241,8 @@ CONTRADICTIONS = [
     ("remove one of the two", "training={sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 8}"),
     ("restart: there is nothing to come back to", "restart={times: 3}"),
     (
-        "restart.within: ft_launcher starts the trainers of two or more nodes",
+        "restart.within: must be one of job, queue, not 'ft_launcher'; write within: job, which starts the training",
         "restart={within: ft_launcher}",
-        "training.checkpoint_path=/scratch/me",
-        "training.save_interval=5",
-        "nodes=1",
     ),
     ("training: async_save writes checkpoints, and none is written", "training.async_save=true"),
     ("training: keep_checkpoints counts checkpoints, and none is written", "training.keep_checkpoints=2"),

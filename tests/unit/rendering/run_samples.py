@@ -258,14 +258,6 @@ def coming_back() -> tuple[Recipe, Plan, Rendered]:
     return of, plan(of, Layout(data=4)), rendered
 
 
-def by_ft_launcher() -> tuple[Recipe, Plan, Rendered]:
-    """The Megatron-LM job tried first, saving, under ft_launcher."""
-    of, planned, rendered = tried_first()
-    training = replace(of.training, save_interval=100, checkpoint_path="/checkpoints/70b, $(touch PWNED)")
-    of = replace(of, training=training, restart=Restart(save_seconds=300.0, within="ft_launcher"))
-    return of, planned, rendered
-
-
 def tracked_job() -> tuple[Recipe, Plan, Rendered]:
     """The same on W&B and TensorBoard, under a name that is hostile to shells."""
     of, planned, rendered = deepspeed_cpu()

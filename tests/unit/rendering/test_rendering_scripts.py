@@ -35,8 +35,7 @@ from llmlaunch.cluster.profile import Site
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
-from llmlaunch.recipe.types import BackendChoice, Recipe, Restart
-from llmlaunch.rendering.run_directory import render_run
+from llmlaunch.recipe.types import BackendChoice, Recipe
 from llmlaunch.rendering.scripts import job_script, refuse_unrenderable, train_script
 from llmlaunch.techniques import Techniques
 
@@ -411,51 +410,3 @@ def test_what_ranks_import_lies_on_the_node_where_its_disk_has_room(tmp_path: Pa
     assert not hook.exists() or not room  # what a node kept for itself is gone
     (monitor_log,) = (run / "logs").glob("*.monitor.log")
     assert monitor_log.read_text() == "no monitor today\n"
-
-
-NVRX = """\
-#!/bin/bash
-case "$*" in
-  *'m.version("nvidia-resiliency-ext")'*) [[ -n "{version}" ]] && echo "{version}" ;;
-  *fault_tolerance.launcher*) printf '%s\\n' "$CROSS_SLURM_PROCID" "$@" >"{folder}/seen" ;;
-esac
-"""
-"""Stands for an interpreter with nvidia-resiliency-ext; tests/frameworks/test_ft_launcher.py has the real one."""
-
-
-def by_launcher(folder: Path, version: str) -> subprocess.CompletedProcess[str]:
-    """train.sh of node rank 1 of 2 and a spare one."""
-    python = write_program(folder / "python", NVRX.format(folder=folder, version=version))
-    of, planned, rendered = deepspeed_cpu()
-    training = replace(of.training, save_interval=10, checkpoint_path="/checkpoints")
-    of = replace(of, nodes=2, spare_nodes=1, training=training, restart=Restart(within="ft_launcher", times=7))
-    render_run(of, planned, {"recipe": of.name}, replace(rendered, environment={}), folder / "run")
-    nodes = {"LLMLAUNCH_NODE_RANKS": "1 0 2", "SLURM_NODEID": "0"}
-    variables = outside_slurm(**train_variables(folder / "run", python, **nodes))
-    command = ["bash", str(folder / "run" / "train.sh")]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
-
-
-@pytest.mark.parametrize(("version", "has"), [("", "none"), ("0.5.1 0 5", "0.5.1")])
-def test_without_a_new_enough_ft_launcher_a_node_says_what_to_install(tmp_path: Path, version: str, has: str) -> None:
-    done = by_launcher(tmp_path, version)
-    assert done.returncode == 1
-    assert (
-        f"needs nvidia-resiliency-ext 0.6 or newer in the environment of {tmp_path}/python, which has {has};"
-        in done.stderr
-    )
-    assert "pip install 'nvidia-resiliency-ext>=0.6'" in done.stderr
-    assert not (tmp_path / "seen").exists()
-
-
-@pytest.mark.parametrize(("version", "reads_health"), [("0.6.0 0 6", False), ("0.7.0 0 7", True)])
-def test_ft_launcher_is_told_its_number_the_nodes_and_the_bounds(
-    tmp_path: Path, version: str, reads_health: bool
-) -> None:
-    done = by_launcher(tmp_path, version)
-    assert done.returncode == 0, done.stderr
-    number, *words = (tmp_path / "seen").read_text().splitlines()
-    assert number == "1"
-    assert {"--nnodes=2:3", "--max-restarts=7", "--ft-max-no-progress-cycles=0", "--no-python"} < {*words}
-    health = f"--ft-segment-health-check-dir={tmp_path}/run/health/1"
-    assert (health in words) == reads_health

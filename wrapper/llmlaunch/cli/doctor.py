@@ -216,7 +216,7 @@ def _environment_text(probe: dict[str, Any]) -> str:
     from llmlaunch.frameworks.registry import trained_with
 
     packages = probe["packages"]
-    shown = tuple(dict.fromkeys((*trained_with(), *packages)))  # ft_launcher's, which few have, last
+    shown = trained_with()
     width = max(map(len, shown))
     lines = [f"{probe['interpreter']} (Python {probe['python']}) on {probe['node']}"]
     lines += [f"  {name:<{width}}  {packages.get(name, '-')}" for name in shown]

@@ -25,7 +25,6 @@ from llmlaunch.trainers import FRAMEWORK_VERSIONS
 from llmlaunch.user_data import with_home
 
 MINUTES = 10
-FT_LAUNCHER = "nvidia-resiliency-ext"  # the package that has it
 # Of the options of a recipe, those by which SLURM says who may run where; the rest is about the training's size.
 WHO_AND_WHERE = ("account", "partition", "qos", "constraint", "reservation", "exclude", "nodelist", "licenses")
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
@@ -98,7 +97,7 @@ def probe_environment(place: Environment, local: bool, say: Callable[[str], None
     say("Looking at the training environment on this machine..." if local else "Waiting for a node of SLURM...")
     variables = {"LLMLAUNCH_PROBE_SCRIPT": FRAMEWORK_VERSIONS.read_text(encoding="utf-8")}
     variables |= {"LLMLAUNCH_PROBE_PYTHON": place.python or ""}
-    variables |= {"LLMLAUNCH_PROBE_PACKAGES": " ".join((*trained_with(), FT_LAUNCHER))}
+    variables |= {"LLMLAUNCH_PROBE_PACKAGES": " ".join(trained_with())}
     variables |= {"MEGATRON_LM_PATH": place.checkout} if place.checkout else {}
     answer = run_probe(command, variables)
     report = reported(answer, "packages")

@@ -18,7 +18,7 @@ from ..rundir import file_names
 from ..rundir.files import read_object
 from ..rundir.run import begun_attempts
 from ..rundir.values import host_names, is_host, job_of
-from .restart_policy import has_ft_launcher, of_this_submission
+from .restart_policy import of_this_submission
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -43,7 +43,7 @@ def lost_nodes(attempt: Attempt) -> list[str]:
     """
     if "SLURM_JOB_ID" not in os.environ:
         return []
-    ended = {*attempt.done, *(path.stem for path in attempt.cause_files), *_with_ended_ranks(attempt)}
+    ended = {*attempt.done, *(path.stem for path in attempt.cause_files)}
     silent = [node for node in attempt.nodes if node not in ended]
     give_up_at = time.monotonic() + ALL_ANSWERS_SECONDS
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
@@ -51,17 +51,6 @@ def lost_nodes(attempt: Attempt) -> list[str]:
     lost = [node for node, answer in zip(silent, answers) if not answer]
     others = [node for node in attempt.nodes if node not in lost]
     return lost if lost and others and _answers(others[0], time.monotonic() + ANSWER_SECONDS) else []
-
-
-def _with_ended_ranks(attempt: Attempt) -> set[str]:
-    """Return the nodes whose trainers have all ended, where ft_launcher starts them: it goes on, and a node says
-    nothing before its end."""
-    if not has_ft_launcher(attempt.run):
-        return set()
-    by_node: dict[str, list[bool]] = {}
-    for rank in attempt.ranks:
-        by_node.setdefault(str(rank.get("node")), []).append(rank.get("ended_at") is not None)
-    return {node for node, ended in by_node.items() if all(ended)}
 
 
 def _answers(node: str, give_up_at: float) -> bool:

@@ -34,7 +34,6 @@ from ..rundir.values import counted, is_host, job_of, whole_number
 from .allocation import left_out, lost_nodes, next_nodes, node_failure
 from .attempt_diagnosis import cause_within
 from .checkpoint import checkpoint_of, read_tracker, saved_step
-from .cycles import NO_RESTART
 from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
 from .notice_texts import end_text
 from .notices import notify, wait_for_deliveries
@@ -49,7 +48,6 @@ from .restart_policy import (
     counts_as_try,
     decide,
     fruitless,
-    has_ft_launcher,
     layout_of,
     made_a_step,
     may_restart_here,
@@ -91,10 +89,6 @@ def main(argv: list[str]) -> int:
     ranks = rank_records(directory)
     nodes = _nodes(done, ranks, options.nodes)
     progress = read_object(directory / file_names.PROGRESS) or {}
-    by_ft_launcher = has_ft_launcher(read_object(options.run_dir / file_names.RUN) or {})
-    asks_for_no_restart = by_ft_launcher and options.code == NO_RESTART
-    if by_ft_launcher and len(done) >= options.nodes:  # srun has the code of a launcher whose place another took
-        options.code = 0
     here = _Here.of(options)
     verdict = _verdict(options, directory, ranks, nodes, progress, here.lost)
     at_fault = _at_fault(options.run_dir, options.attempt, verdict.cause)
@@ -105,11 +99,8 @@ def main(argv: list[str]) -> int:
     counts = node_counts(facts.run, facts.layout)
     fit = next_nodes(here.nodes, here.trained, unfit, suspected, counts)
     held_nodes = len({*here.nodes} - {*here.lost})
-    facts = facts._replace(nodes=fit, held_nodes=held_nodes, no_restart=asks_for_no_restart)
+    facts = facts._replace(nodes=fit, held_nodes=held_nodes)
     follows = _decided(facts)
-    if options.step_goes_on and not _may_go_on(follows, facts):
-        print("next end", flush=True)
-        return verdict.exit_code
     status = {
         "schema": 1,
         "attempt": options.attempt,
@@ -138,9 +129,7 @@ def main(argv: list[str]) -> int:
         say(f"next: {follows.action} {where}".rstrip() + f" ({follows.why})")
     for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
         signal.signal(number, signal.SIG_IGN)
-    spares = [node for node in here.nodes if node not in (*unfit, *follows.nodes)] if by_ft_launcher else []
-    still_allocated = [node for node in here.lost if node in here.nodes]  # the watchdog may have given it back
-    print("next", *_next_for_script(follows, at_fault, still_allocated, spares), flush=True)
+    print("next", *_next_for_script(follows, at_fault, here.lost), flush=True)
     write_summary(options.run_dir, options.attempt, min(PATIENCE_SECONDS, PATIENCE_NODE_SECONDS / options.nodes))
     if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
         in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)
@@ -161,11 +150,6 @@ def _notify(options: argparse.Namespace, status: Record, progress: Record, follo
         say(f"notice not written: {type(error).__name__}: {error}")
         return
     notify(options.run_dir, options.attempt, event, text)
-
-
-def _may_go_on(follows: Next, facts: Facts) -> bool:
-    """Whether ft_launcher, which starts the same again at once, does what follows. It looks at no checkpoint first."""
-    return follows.action == "restart" and not follows.seconds and not kind_of({"kind": facts.kind}).damages_checkpoint
 
 
 class _Here(NamedTuple):
@@ -321,16 +305,13 @@ def _at_fault(run_directory: Path, attempt: str, reason: Record | None) -> list[
     return nodes_to_leave_out([*(cause for cause in earlier if isinstance(cause, dict)), reason])
 
 
-def _next_for_script(
-    follows: Next, at_fault: Sequence[str], lost: Sequence[str], spares: Sequence[str] = ()
-) -> list[str]:
-    """`spares` are the nodes that wait beside those that train."""
+def _next_for_script(follows: Next, at_fault: Sequence[str], lost: Sequence[str]) -> list[str]:
     if follows.action in ("again", "rollback"):
         return ["again"]
     if follows.action == "fallback":
         return [follows.layout]
     if follows.action == "restart":
-        on = ",".join([*follows.nodes, *spares])
+        on = ",".join(follows.nodes)
         return ["restart", str(follows.seconds), on, *([",".join(lost)] if lost else [])]
     nodes = [",".join(at_fault)] if at_fault else []
     if follows.action == "requeue":
@@ -432,10 +413,5 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for late markers of a file system")
     parser.add_argument(
         "--within", action="store_true", help="the job may train on in its allocation, the nodes of stdin"
-    )
-    parser.add_argument(
-        "--step-goes-on",
-        action="store_true",
-        help="the launcher is to start the trainers again; write nothing where it is not to",
     )
     return parser.parse_args(argv)

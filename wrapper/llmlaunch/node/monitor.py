@@ -10,14 +10,12 @@ import argparse
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.spool_place import spool_root
-from .cycles import later_attempts
 from .files import PeaksFile, command_parser, node_log_tail, say
 from .host_memory import HostMemory
 from .line_writer import DiskThread, LineWriter
@@ -51,21 +49,12 @@ def main(argv: list[str]) -> int:
         die_with_parent(signal.SIGTERM, options.parent)
         with contextlib.suppress(Exception):  # else the sampler finds out what is wrong with it
             load_small("pynvml")
-        following = Monitor(options, ends).run()
-        if following:
-            _monitor_next(argv, options.attempt, following)
+        Monitor(options, ends).run()
     except SystemExit:
         pass  # a wrong argument; argparse has said which
     except Exception as error:
         say(f"monitor: {type(error).__name__}: {error}; the training continues without it")
     return 0
-
-
-def _monitor_next(argv: list[str], attempt: str, following: str) -> None:
-    """Become the monitor of the attempt that ft_launcher has begun on this node."""
-    place = argv.index(attempt)
-    arguments = [*argv[:place], following, *argv[place + 1 :]]
-    os.execv(sys.executable, [sys.executable, "-I", "-S", sys.argv[0], "monitor", *arguments])
 
 
 class Monitor:
@@ -93,14 +82,13 @@ class Monitor:
         )
         self._started_at = time.monotonic()
         self._stalled = False
-        self._following = ""  # set by the thread of the run directory
 
     def follow_log(self, path: Path, offset: int) -> None:
         """Read the peaks that the ranks print from this log, from `offset` on, in place of the node's own."""
         self._log = node_log_tail(path, offset)  # another node may write it
 
-    def run(self) -> str:
-        """Monitor until a signal. Returns the attempt that has begun on this node meanwhile, if one has."""
+    def run(self) -> None:
+        """Monitor until a signal."""
         self._sampler.start()
         self._disk.start()
         self._disk.give(self._look)
@@ -114,7 +102,6 @@ class Monitor:
         if number is None:
             number = self._until_signal()
         self._end(number)
-        return self._following
 
     def _until_ready(self) -> int | None:
         """Wait for the driver to say what there is, or for as long as a stall may last."""
@@ -125,8 +112,7 @@ class Monitor:
         return None
 
     def _until_signal(self) -> int:
-        """Sample and write until told to end; returns the signal, 0 where the ranks go on as those of another
-        attempt."""
+        """Sample and write until told to end; returns the signal."""
         now = tick = look_at = written_at = beat_at = time.monotonic()
         written = self._coarse_peaks()
         while True:
@@ -135,8 +121,6 @@ class Monitor:
             if now >= look_at:
                 look_at = now + self._options.list_interval
                 self._host.sample_cgroup()
-            if self._following:
-                return 0
             if self._disk.idle:
                 self._disk.give(self._look if look_again else self._look_for_ranks)
             self._write_events()
@@ -189,15 +173,6 @@ class Monitor:
 
     def _look_for_ranks(self) -> None:
         self._records.look()
-        if self._options.cycles and not self._ranks.living:
-            self._following = self._attempt_begun_here()
-
-    def _attempt_begun_here(self) -> str:
-        for attempt in later_attempts(self._options.run_dir, self._options.attempt):
-            ranks = file_names.attempt_folder(self._options.run_dir, attempt) / file_names.RANKS
-            if (ranks / f"{self._options.node}.jsonl").exists():
-                return attempt
-        return ""
 
     def _deliver_others(self) -> None:
         """What earlier monitors of this user had to leave on this node. A thread of its own: it may be for a file
@@ -251,7 +226,7 @@ class Monitor:
 
     def _end_fields(self, number: int, answered: bool) -> Record:
         return {
-            "signal": signal_name(number) if number else None,
+            "signal": signal_name(number),
             "nvml_answered": answered,
             "cpu_seconds": round(time.process_time(), 3),
             "wall_seconds": round(time.monotonic() - self._started_at, 3),
@@ -285,5 +260,4 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         ("--hang-after", 5.0, "in one call of the file system, to keep lines on this node"),
     ):
         parser.add_argument(name, type=float, default=default, metavar="SECONDS", help=meaning)
-    parser.add_argument("--cycles", action="store_true", help="go on with the ranks that ft_launcher starts again")
     return parser.parse_args(argv)

@@ -247,7 +247,6 @@ def choose(argv: list[str]) -> int:
     """
     parser = command_parser("choose", NODES_ON_STDIN)
     parser.add_argument("--nodes", required=True, type=int, help="how many are to train")
-    parser.add_argument("--spare-too", action="store_true", help="then print the other good nodes")
     options = parser.parse_args(argv)
     allocated = sys.stdin.read().split()
     directory = attempt_folder(options.run_dir, options.attempt)
@@ -293,7 +292,7 @@ def choose(argv: list[str]) -> int:
         say(f"preflight.json not written: {error.strerror}")
     if not enough:
         return TOO_FEW
-    print("\n".join([*chosen, *(spare if options.spare_too else ())]))
+    print("\n".join(chosen))
     return 0
 
 

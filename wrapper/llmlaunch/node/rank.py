@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.foreign_values import is_whole_number
-from .cycles import attempt_of_cycle, begin_cycle
 from .files import RecordAppender, command_parser, say
 from .hook_files import HOOK_FOLDER
 from .process_tree import all_pids, parent_of
@@ -47,8 +46,6 @@ def main(argv: list[str]) -> int:
     """Run PROGRAM; returns its exit code, or ends by the signal that ended it."""
     options, program = _arguments(argv)
     rank, local_rank = _environment_int("RANK"), _environment_int("LOCAL_RANK")
-    if options.cycles:
-        _follow_launcher(options)
     directory = attempt_folder(options.run_dir, options.attempt)
     records = RecordAppender(directory / file_names.RANKS / f"{options.node}.jsonl")
     stacks = None
@@ -80,9 +77,6 @@ def main(argv: list[str]) -> int:
         stacks.close()
     record["ended_at"] = time.time()
     record["resident_peak_bytes"] = usage.ru_maxrss * 1024  # Linux counts KiB
-    if options.cycles and status:
-        with contextlib.suppress(OSError):
-            (directory / file_names.FAILED).touch()
     if os.WIFSIGNALED(status):
         record["signal"] = signal_name(os.WTERMSIG(status))
         records.append_or_say(record)
@@ -90,18 +84,6 @@ def main(argv: list[str]) -> int:
     record["exit_code"] = os.WEXITSTATUS(status)
     records.append_or_say(record)
     return os.WEXITSTATUS(status)
-
-
-def _follow_launcher(options: argparse.Namespace) -> None:
-    """Be one of the attempt that ft_launcher's cycle is, and end with it: killed, it leaves its workers behind, and the
-    spare node's would train beside them (seen in 0.6 and 0.7)."""
-    launcher = os.getppid()
-    die_with_parent(signal.SIGKILL)
-    if os.getppid() != launcher:  # it went before we asked
-        os._exit(128 + signal.SIGKILL)
-    first, options.attempt = options.attempt, attempt_of_cycle(options.attempt, os.environ)
-    if options.attempt != first:
-        begin_cycle(options.run_dir, first, options.attempt, options.node)
 
 
 def spawn(program: list[str], rank: int, stacks: RankStacks | None) -> int:
@@ -204,9 +186,6 @@ def _arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.usage = "%(prog)s [options] -- PROGRAM [ARG ...]"
     parser.add_argument("--node", required=True)
     parser.add_argument("--node-files", type=Path, metavar="FOLDER", help="of this node, with a copy of DIR's hook/")
-    parser.add_argument(
-        "--cycles", action="store_true", help="ft_launcher starts the trainers, and starts them again by itself"
-    )
     cut = argv.index("--") if "--" in argv else len(argv)
     options = parser.parse_args(argv[:cut])
     if not argv[cut + 1 :]:

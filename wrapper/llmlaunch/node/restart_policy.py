@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .files import Record
 
 FIRST_LAYOUT = "."
-WITHIN_JOB, FT_LAUNCHER = "job", "ft_launcher"  # restart.within: the same allocation first, then the queue
+WITHIN_JOB = "job"  # restart.within: the same allocation first, then the queue
 PREEMPTED = "preempted"
 """Preemption with grace time: SLURM tells the steps to end, and the batch script nothing (seen in 22.05.8). A step that
 ends in time ends the job, and SLURM does not put it back."""
@@ -60,7 +60,6 @@ class Facts(NamedTuple):
     tries: int = 1  # in this job, this attempt's included, that ended for a cause that is tried again at once
     bounds: Bounds = Bounds()  # what earlier attempts of this submission and this one have used of them
     nodes: tuple[str, ...] = ()  # of this allocation, on which the same may train again; none where too few are left
-    no_restart: bool = False  # ft_launcher has said so
     held_nodes: int = 0  # of this allocation, without lost ones
 
 
@@ -154,8 +153,6 @@ def _restart(facts: Facts) -> Next:
     policy = facts.run.get("restart")
     if not isinstance(policy, dict):
         return Next("end", "the recipe asks for no restart")
-    if facts.no_restart:
-        return Next("end", "ft_launcher asks for no restart: a restart would get no further (exit code 93)")
     kind = kind_of({"kind": facts.kind})
     is_certain = kind.retry == NEVER or (kind.retry == LATER_IF_STEPPED and not facts.made_a_step)
     if is_certain and not (facts.kind == "oom" and is_for_fewer_nodes(facts.layout)):
@@ -221,13 +218,7 @@ def stops_at_bad_checkpoint(policy: object) -> bool:
 def may_restart_here(run: Record) -> bool:
     """Whether the recipe has a failed attempt tried again in the same allocation first."""
     policy = run.get("restart")
-    return isinstance(policy, dict) and policy.get("within") in (WITHIN_JOB, FT_LAUNCHER)
-
-
-def has_ft_launcher(run: Record) -> bool:
-    """Whether ft_launcher starts the trainers, and starts them again inside the step."""
-    policy = run.get("restart")
-    return isinstance(policy, dict) and policy.get("within") == FT_LAUNCHER
+    return isinstance(policy, dict) and policy.get("within") == WITHIN_JOB
 
 
 def layout_of(attempt: Attempt) -> str:

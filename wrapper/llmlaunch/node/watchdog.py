@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,6 @@ from ..rundir.step_lines import StepLines
 from ..rundir.values import number
 from .allocation import replaceable_nodes
 from .checkpoint import durable_step, read_tracker
-from .cycles import END, NEXT, CycleWatch
 from .files import command_parser, say
 from .loss_judge import LossJudge
 from .notice_texts import first_step_text, stall_text
@@ -35,7 +33,7 @@ from .process_tree import Process, descendants, kill_tree
 from .progress import NodeLogs, StepTracker
 from .prune import Pruner, kept_count
 from .rank_pace import WINDOW_SECONDS
-from .restart_policy import has_ft_launcher, may_restart_here
+from .restart_policy import may_restart_here
 from .signals import die_with_parent, hold_end_signals
 from .stacks import where_they_stand
 
@@ -60,19 +58,11 @@ def main(argv: list[str]) -> int:
         options = _arguments(argv)
         parent = os.getppid()
         die_with_parent(signal.SIGTERM)
-        following = AttemptWatchdog(options).watch(ends) if os.getppid() == parent else ""
-        if following:
-            _watch_next(argv, options.attempt, following)
+        if os.getppid() == parent:
+            AttemptWatchdog(options).watch(ends)
     except Exception as error:  # whatever it is, the training goes on
         say(f"watchdog: ended by {type(error).__name__}: {error}; the training continues without it")
     return 0
-
-
-def _watch_next(argv: list[str], attempt: str, following: str) -> None:
-    """Become the watchdog of the next attempt in the same step."""
-    place = argv.index(attempt)
-    arguments = [*argv[:place], following, *argv[place + 1 :]]
-    os.execv(sys.executable, [sys.executable, sys.argv[0], "watchdog", *arguments])
 
 
 class AttemptWatchdog:
@@ -100,11 +90,7 @@ class AttemptWatchdog:
         self._nodes = nodes
         self._linger_seconds = options.linger
         self._all_ended_at: float | None = None
-        by_ft_launcher = has_ft_launcher(run)
-        self._restarts_here = may_restart_here(run) and not by_ft_launcher
-        self._cycles: CycleWatch | None = None
-        if by_ft_launcher:
-            self._cycles = CycleWatch(options.run_dir, options.attempt, options.layout, nodes)
+        self._restarts_here = may_restart_here(run)
         self._first_failed_at: float | None = None
         self._nodes_blamed_before: set[str] = set()
         self._poll = _poll_seconds(options.poll, progress.get("floor_seconds"))
@@ -122,51 +108,29 @@ class AttemptWatchdog:
         self._first_step_at: float | None = None  # unix seconds
         self._at: float | None = None  # unix seconds of the last step
 
-    def watch(self, ends: frozenset[signal.Signals]) -> str:
-        """Watch until one of the signals `ends` comes, or the child ends. Returns the attempt that has begun in the
-        same step, if one has."""
+    def watch(self, ends: frozenset[signal.Signals]) -> None:
+        """Watch until one of the signals `ends` comes, or the child ends."""
         while self._child.alive():
             self._look()
             self._check_stop_file()
-            if self._cycles is not None:
-                outcome = self._look_at_cycles()
-                if outcome == NEXT:
-                    return self._cycles.next_attempt
-                if outcome == END:
-                    self._end_child(ends, BEHIND_TERM_SECONDS)
-                    return ""
             self._warn_if_no_step()
             if self._began_behind():
                 self._end_child(ends)
-                return ""
+                return
             if self._ends_for_loss():
                 self._kill_trainers(ends)
-                return ""
+                return
             if self._all_nodes_ended():
                 self._request_verdict()
-                if self._step_outlives_nodes():
-                    self._end_child(ends, BEHIND_TERM_SECONDS)
-                    return ""
             elif self._some_nodes_stay_behind():
                 self._end_child(ends, BEHIND_TERM_SECONDS)
-                return ""
+                return
             elif self._overdue() and self._hangs(ends):
-                return ""
+                return
             if signal.sigtimedwait(ends, self._poll) is not None:
                 break
         self._look(everywhere=True)
         self._write()
-        return ""
-
-    def _look_at_cycles(self) -> str:
-        """NEXT, END or nothing. What is known of the progress is written before the attempt is judged by it."""
-        assert self._cycles is not None
-        was_over = self._cycles.is_over
-        outcome = self._cycles.look(self._clock.now())
-        if self._cycles.is_over and not was_over:
-            self._look(everywhere=True)
-            self._write()
-        return outcome
 
     def _look(self, everywhere: bool = False) -> bool:
         is_first = not self._tracker.any_step
@@ -213,8 +177,6 @@ class AttemptWatchdog:
             self._unwritten = True
 
     def _overdue(self) -> Record | None:
-        if self._cycles is not None and self._cycles.is_over:  # the trainers are being started again
-            return None
         return self._tracker.overdue(self._clock.now(), saving=is_there(self._directory / file_names.STOP_SIGNALS))
 
     def _hangs(self, ends: frozenset[signal.Signals]) -> bool:
@@ -355,13 +317,6 @@ class AttemptWatchdog:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._shell, signal.SIGURG)
             self._shell = None
-
-    def _step_outlives_nodes(self) -> bool:
-        """Whether srun still waits when what the nodes left was judged long ago: for a node that was lost and given
-        back, it waits for ever (seen in 22.05)."""
-        if self._cycles is None or self._shell is not None or self._all_ended_at is None:
-            return False
-        return bool(self._clock.now() - self._all_ended_at >= 2.0 * self._linger_seconds)
 
     def _warn_if_no_step(self) -> None:
         if self._silent_until is None or self._clock.now() < self._silent_until:

@@ -16,7 +16,7 @@ from llmlaunch.documents.slurm_options import sbatch_value_problem
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.recipe.containers import is_path
 from llmlaunch.recipe.training import MOST_STEPS
-from llmlaunch.recipe.types import AUTO_NODES, FT_LAUNCHER, Recipe
+from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 
@@ -147,8 +147,8 @@ def _fewer_nodes(recipe: Recipe) -> Iterator[Problem]:
     elif recipe.restart is None or recipe.restart.within != "job":
         yield (
             ("nodes", "at_least"),
-            "the job goes on with fewer nodes in its own allocation, where ft_launcher has one layout alone, and from "
-            "the queue it gets all of them again; write restart: {within: job}, or leave at_least out",
+            "the job goes on with fewer nodes in its own allocation, and from the queue it gets all of them again; "
+            "write restart: {within: job}, or leave at_least out",
         )
 
 
@@ -170,12 +170,6 @@ def _coming_back(recipe: Recipe) -> Iterator[Problem]:
             ("restart",),
             "there is nothing to come back to: no checkpoints are written; add training.save_interval and "
             "training.checkpoint_path, or remove restart",
-        )
-    if recipe.restart is not None and recipe.restart.within == FT_LAUNCHER and recipe.nodes == 1:
-        yield (
-            ("restart", "within"),
-            "ft_launcher starts the trainers of two or more nodes, and the recipe has one; use within: job, which "
-            "starts one node's again in its allocation",
         )
     if recipe.on_bad_loss.action != "rollback":
         return

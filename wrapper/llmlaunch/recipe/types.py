@@ -71,7 +71,6 @@ __all__ = [
 ]
 
 
-FT_LAUNCHER = "ft_launcher"
 NO_RESTART = "none"  # the word; a recipe that says nothing has the defaults of `Restart` where checkpoints are written
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
@@ -105,10 +104,9 @@ class Restart:
     )
     within: str = key(
         "job: after a failure it starts again in the same allocation, spare nodes in the place of bad ones, and goes "
-        "back to the queue when nodes run out; ft_launcher: the same, by ft_launcher of nvidia-resiliency-ext (0.6 or "
-        "newer, in the training environment) in place of torchrun, inside the running step; queue: at once",
+        "back to the queue when nodes run out; queue: at once",
         default="job",
-        written=Literal["job", "ft_launcher", "queue"],
+        written=Literal["job", "queue"],
     )
     by: str | None = key(
         "requeue: the same job again; chain: follow-up jobs are submitted together with the first, for sites that "

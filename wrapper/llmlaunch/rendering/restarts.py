@@ -6,7 +6,7 @@ from math import ceil
 
 from llmlaunch.frameworks.checkpoints import lead_seconds, refuse_short_time, save_seconds
 from llmlaunch.planner.plan import Plan
-from llmlaunch.recipe.types import FT_LAUNCHER, Recipe
+from llmlaunch.recipe.types import Recipe
 
 
 def is_placed(recipe: Recipe) -> bool:
@@ -29,12 +29,7 @@ def restart_by(recipe: Recipe) -> str | None:
 
 def restarts_here(recipe: Recipe) -> bool:
     """Whether the job starts again in its allocation before it goes back to the queue."""
-    return recipe.restart is not None and recipe.restart.within in ("job", FT_LAUNCHER)
-
-
-def has_ft_launcher(recipe: Recipe) -> bool:
-    """Whether ft_launcher of nvidia-resiliency-ext starts the trainers in place of torchrun."""
-    return recipe.restart is not None and recipe.restart.within == FT_LAUNCHER
+    return recipe.restart is not None and recipe.restart.within == "job"
 
 
 def _chain(plan: Plan) -> list[Plan]:

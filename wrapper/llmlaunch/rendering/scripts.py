@@ -14,13 +14,12 @@ from llmlaunch.documents.templates import has_own_templates
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable, Reason, Word
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.checkpoints import skip_flag, tracker
+from llmlaunch.frameworks.checkpoints import skip_flag
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.racks import group_nodes, segment_nodes
 from llmlaunch.recipe.containers import is_imported
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.restarts import (
-    has_ft_launcher,
     is_expedited,
     is_placed,
     late_end_seconds,
@@ -44,9 +43,6 @@ SNAPSHOT_FOLDER = "code"
 PROBE_FILE = "hook/llmlaunch_memory_probe.py"
 
 PREFLIGHT_SECONDS = 180
-JOIN_SECONDS = 900
-"""How long nodes of ft_launcher wait for each other at the start: some import torch minutes later than others. After a
-failure the watchdog ends the step sooner."""
 FILES_OF_A_NODE = 512
 """Open files of a process beside its connections to other ranks: libraries, data, devices, pipes."""
 
@@ -104,7 +100,6 @@ def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]
         "nodes": recipe.nodes,
         "allocated": recipe.nodes + recipe.spare_nodes,
         "restarts_here": restarts_here(recipe),
-        "ft_launcher": has_ft_launcher(recipe),
         "fewer_nodes": plan.fewer_nodes is not None,
         "requeues": restart_by(recipe) == "requeue",
         "expedited": is_expedited(recipe),
@@ -159,25 +154,6 @@ def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None
         "wandb": recipe.tracking.wandb,
         "skip_flag": skip_flag(recipe),
         "flight_recorder": _records_flight(recipe),
-        **_launcher_values(recipe),
-    }
-
-
-def _launcher_values(recipe: Recipe) -> dict[str, object]:
-    """What ft_launcher is told. It counts restarts and those that got no further as `restart` does, the latter where
-    the tracker file holds a plain number."""
-    if recipe.restart is None or not has_ft_launcher(recipe):
-        return {"ft_launcher": False, "max_restarts": 0, "no_progress_cycles": 0, "iteration_file": ""}
-    folder, name = recipe.training.checkpoint_path, tracker(recipe)
-    numbered = recipe.backend.on_megatron_core and folder is not None
-    numbered = numbered and recipe.training.non_persistent_save_interval is None  # of which another file tells
-    return {
-        "ft_launcher": True,
-        "allocated": recipe.nodes + recipe.spare_nodes,
-        "join_seconds": JOIN_SECONDS,
-        "max_restarts": recipe.restart.times,
-        "no_progress_cycles": recipe.restart.fruitless if numbered else 0,
-        "iteration_file": f"{folder}/{name}" if numbered else "",
     }
 
 

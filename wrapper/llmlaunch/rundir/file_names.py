@@ -33,7 +33,6 @@ FROM_OLDER = "from_older"
 LOGS = "logs"
 PEAKS = "peaks"
 ATTEMPTS = "attempts"
-HEALTH = "health"  # for each job a folder of what ft_launcher asks of its nodes
 
 # Files of an attempt, in attempts/<attempt>.
 ATTEMPT = "attempt.json"
@@ -45,7 +44,6 @@ PREFLIGHT_RESULT = "preflight.json"
 PREPARE_LOG = "prepare.log"
 SKIP_STEPS = "skip_steps"  # after a rollback: the steps whose batches are left out
 OBSERVED = "observed.json"  # of a command that somebody else launched
-FAILED = "failed"  # empty; a rank has failed, and ft_launcher may start all of them again
 
 # Folders of an attempt.
 RANKS = "ranks"
