@@ -30,7 +30,6 @@
 #                                    memory; it says why where the machine has none to give, and goes on without [0]
 #   LLMLAUNCH_SLURM_STRICT           1: job_submit.lua refuses jobs without account or time, with more than two nodes or
 #                                    --exclusive, and takes --requeue away; partition `closed` is root's alone [0]
-#   LLMLAUNCH_SLURM_EXPEDITE         1: jobs may ask for an expedited requeue, which SLURM has from 25.11 on [0]
 #   LLMLAUNCH_SLURM_TIMEOUT_SECONDS  how long to wait for a daemon to answer [60]
 
 # shellcheck source-path=SCRIPTDIR
@@ -51,7 +50,6 @@ REQUEUE=${LLMLAUNCH_SLURM_REQUEUE:-1}
 GRACE_SECONDS=${LLMLAUNCH_SLURM_GRACE_SECONDS:-10}
 NODE_SECONDS=${LLMLAUNCH_SLURM_NODE_SECONDS:-10}
 AFFINITY=${LLMLAUNCH_SLURM_AFFINITY:-0}
-EXPEDITE=${LLMLAUNCH_SLURM_EXPEDITE:-0}
 CGROUPS=${LLMLAUNCH_SLURM_CGROUPS:-0}
 STRICT=${LLMLAUNCH_SLURM_STRICT:-0}
 TIMEOUT_SECONDS=${LLMLAUNCH_SLURM_TIMEOUT_SECONDS:-60}
@@ -115,7 +113,7 @@ check_settings() {
   [ "$NODES" -ge 1 ] && [ "$NODES" -le "$MOST_NODES" ] || die "$NODES nodes; it must be 1 to $MOST_NODES"
   [ "$SWITCHES" -le "$NODES" ] || die "$SWITCHES switches for $NODES nodes; each switch needs a node"
   [ "$CPUS" -ge 1 ] || die "LLMLAUNCH_SLURM_CPUS is 0; a node needs at least 1"
-  for name in ACCOUNTING REQUEUE AFFINITY EXPEDITE CGROUPS STRICT; do
+  for name in ACCOUNTING REQUEUE AFFINITY CGROUPS STRICT; do
     [[ ${!name} = [01] ]] || die "LLMLAUNCH_SLURM_$name is '${!name}'; it must be 0 or 1"
   done
   [ "$AFFINITY" = 0 ] || [ "$CPUS" -le "$(nproc)" ] ||

@@ -72,11 +72,10 @@ communication_line() {
 #   SlurmdTimeout       slurmctld counts the answers to a round of pings only when the round is over, which a dead node
 #                       delays by up to twice MessageTimeout: where others must outlive that, more than three times it
 controller_lines() {
-  local track=linuxproc task="" enforced="" expedite=""
+  local track=linuxproc task="" enforced=""
   [ "$AFFINITY" = 0 ] || task=task/affinity
   ! has_cgroups || track=cgroup task=${task:+$task,}task/cgroup
   [ "$LIMITS" = default ] || enforced="EnforcePartLimits=ALL"
-  [ "$EXPEDITE" = 0 ] || expedite="SlurmctldParameters=enable_expedited_requeue"
   cat << CONF
 ClusterName=llmlaunch
 SlurmctldHost=$1(127.0.0.1)
@@ -108,7 +107,6 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,sched_min_interval=0
 PriorityType=priority/multifactor
 $enforced
-$expedite
 JobRequeue=$REQUEUE
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE

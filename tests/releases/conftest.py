@@ -23,8 +23,8 @@ from one_machine import what_it_says
 
 from support.side_by_side import asked_for
 
-# What is unpacked, by which name, and what its cluster grants.
-SUITES = {"trixie": ("slurm", SLURM, {}), "sid": ("containers", APPTAINER, {"EXPEDITE": "1"})}
+# What is unpacked, by which name.
+SUITES = {"trixie": ("slurm", SLURM), "sid": ("containers", APPTAINER)}
 SIDE_BY_SIDE = 14  # stories: a node or two each, with processes that mostly sleep
 
 
@@ -38,11 +38,11 @@ def sites(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with ExitStack() as stack, ThreadPoolExecutor() as threads:
 
         def open_site(suite: str) -> Site:
-            name, packages, grants = SUITES[suite]
+            name, packages = SUITES[suite]
             release = unpack(suite, name, packages)
             program = stack.enter_context(entered(release, folder))
             # One story cuts the power of a node: the nodes of the others must not be taken for dead with it.
-            settings = {"GRACE_SECONDS": "20", "NODE_SECONDS": "45", **grants}
+            settings = {"GRACE_SECONDS": "20", "NODE_SECONDS": "45"}
             return Site(release, stack.enter_context(cluster_inside(program, NODES, settings)), program)
 
         yield dict(zip(sorted(suites), threads.map(open_site, sorted(suites)), strict=True))

@@ -50,12 +50,9 @@ def comes_back_from_its_checkpoint(training: Training) -> None:
 
 
 def a_job_whose_node_loses_power_goes_on_on_another(site: Site, home: str) -> None:
-    """It asks for an expedited requeue, which the older one has not."""
     person = site.person(home)
-    words = ("nodes=2", site.only(*site.cut), "slurm.requeue=expedite")
+    words = ("nodes=2", site.only(*site.cut))
     training = slow_saver(person, person.home, *words, steps=2000, step_seconds=0.5)
-    too_old = f"slurm.requeue: expedite came with SLURM 25.11, and this site runs slurm-wlm {site.version}"
-    assert (too_old in training.said.stderr) == (release(site.version) < (25, 11)), training.said.stderr
     training.wait_for_step(2)
     lost = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()  # where the batch script runs
     person.cluster.do("kill-node", person.cluster.number(lost))
@@ -246,7 +243,6 @@ def a_site_describes_itself(site: Site, home: str) -> None:
     drafted = {"base: h100-80gb-x8", "cpus_per_node: 8", "host_memory_gib: 62", "gpu_request: gpus-per-node"}
     assert lines >= {*drafted, "partition: train", "exclusive: true", "mem: 0"}, profile
     assert f"# Cluster llmlaunch, SLURM {site.version}." in profile
-    assert ("# requeue: expedite" in profile) == (release(site.version) >= (25, 11))
 
 
 def sbatch_has_the_options_that_are_said_of_its_release(site: Site, home: str) -> None:

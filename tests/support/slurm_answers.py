@@ -129,7 +129,7 @@ SLURM_26_05 = Answers(
 ClusterName             = big
 SelectType              = select/cons_tres
 SLURM_VERSION           = 26.05.3
-SlurmctldParameters     = cloud_dns,enable_expedited_requeue
+SlurmctldParameters     = cloud_dns
 """,
     partitions="PartitionName=batch Default=YES MaxTime=04:00:00 Exclusive=NODE OverSubscribe=NO PreemptMode=CANCEL "
     "GraceTime=120\n",

@@ -89,8 +89,6 @@ def test_gpus_without_a_type_are_told_apart_by_the_features_of_their_nodes(tmp_p
     cluster = loaded(texts_by_kind["h200-x8"], tmp_path)
     assert (cluster.accelerator.name, cluster.site.gpu_type) == ("h200-141gb", None)
     assert cluster.slurm == {"partition": "batch", "exclusive": False, "constraint": "H200"}
-    assert "\n  # requeue: expedite   # a job whose node failed starts again at once" in texts_by_kind["h200-x8"]
-    assert "expedite" not in texts(SLURM_23_11)["h100-x8"]
     assert (cluster.nodes_per_block, cluster.site.container.runtime) == (16, "apptainer")
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.slurm.commands import features, refuse_unknown, release
-from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 from support.slurm_versions_table import table
 
 DOCS = Path(__file__).parents[3] / "docs" / "slurm-versions.md"
@@ -49,44 +47,6 @@ def test_the_version_is_not_asked_for_where_no_option_depends_on_it() -> None:
 
     refuse_unknown(["--nodes=8", "--time=1:00:00", "-p", "gpu", "--exclusive", "--gpus-per-node=8"], never)
     refuse_unknown([], never)
-
-
-# Stands for sbatch of a release, which may not allow an expedited requeue.
-SBATCH = """\
-#!/bin/bash
-[[ $* != --version ]] || exec echo "{version}"
-if [[ -n ${{SBATCH_REQUEUE:-}} && {allowed} = no ]]; then
-  echo "sbatch: error: Batch job submission failed: Requested operation not supported on this system" >&2
-  exit 1
-fi
-printf '%s' "${{SBATCH_REQUEUE:-usual}}" >"$0.requeue"
-echo 4711
-"""
-
-
-@pytest.mark.parametrize(
-    ("version", "allowed", "requeue", "message"),
-    [
-        ("slurm 26.05.5", "yes", "expedite", None),
-        ("slurm 26.05.5", "no", "usual", "this site does not allow slurm.requeue: expedite"),
-        ("slurm 22.05.8", "no", "usual", "came with SLURM 25.11, and this site runs slurm 22.05.8"),
-    ],
-)
-def test_an_expedited_requeue_is_asked_for_where_the_site_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, allowed: str, requeue: str, message: str | None
-) -> None:
-    (tmp_path / "sbatch").write_text(SBATCH.format(version=version, allowed=allowed))
-    (tmp_path / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "run.json").write_text(json.dumps({"schema": 1, "restart": {"by": "requeue", "expedite": True}}))
-    (run / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --requeue\n")
-    messages: list[str] = []
-    assert SlurmLauncher(say=messages.append).submit(run).job_id == "4711"
-    assert (tmp_path / "sbatch.requeue").read_text() == requeue
-    assert (message or "") in " ".join(messages)
-    assert len(messages) == (message is not None)
 
 
 def test_what_was_seen_is_what_is_said_of_each_release() -> None:

@@ -216,22 +216,6 @@ def test_how_jobs_come_back_is_the_recipes_word_then_the_sites() -> None:
     assert asked == [0, 1, 0]
 
 
-def test_an_expedited_requeue_is_told_to_sbatch_by_submit_alone() -> None:
-    """A directive would make the run directory one that no older SLURM takes."""
-    of, plan, rendered = coming_back()
-    assert of.restart is not None
-    asked = replace(of, slurm={"requeue": "expedite"})
-    chained = replace(asked, restart=replace(of.restart, by="chain"))
-    scripts = [job_script(each, plan) for each in (asked, chained)]
-    assert [script.count("#SBATCH --requeue\n") for script in scripts] == [1, 0]
-    assert [script.count("#SBATCH --no-requeue\n") for script in scripts] == [0, 1]
-    assert ["expedite" in script for script in scripts] == [True, False]
-    run = json.loads(run_files(asked, plan, {}, rendered, NOTHING_RECORDED)["run.json"])
-    assert run["restart"]["expedite"] is True
-    for script in scripts:
-        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-
-
 def test_a_secret_by_value_is_refused() -> None:
     of, plan, rendered = JOBS["deepspeed-cpu"]
     with pytest.raises(UserError, match=r"environment\.HF_TOKEN: looks like a secret.*secrets:"):

@@ -325,8 +325,6 @@ def _options(site: SlurmSite, kind: _Kind, partition: Partition | None) -> Itera
         yield f"  exclusive: {'false   # nodes are given whole here anyway' if whole else 'true'}"
     if kind.feature and len({_feature(node, gpus) for node in site.nodes for gpus in node.gpus}) > 1:
         yield f"  constraint: {quoted(kind.feature)}   # there are GPUs of other kinds, too"
-    if "enable_expedited_requeue" in site.setting("SlurmctldParameters"):
-        yield "  # requeue: expedite   # a job whose node failed starts again at once, before all other jobs"
     if "MEMORY" in site.setting("SelectTypeParameters").upper():
         yield "  mem: 0   # memory is handed out here; 0 = all of the node's"
 

@@ -29,12 +29,11 @@ _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_")
 @dataclass(frozen=True)
 class VariableFilter:
     """Which variables a command is started without: those that begin with one of `prefixes`, but for `exceptions`, and
-    `names`. `added` are set. `submits`: inside a job that job's own variables are left out, too."""
+    `names`. `submits`: inside a job that job's own variables are left out, too."""
 
     prefixes: tuple[str, ...]
     names: tuple[str, ...] = ()
     exceptions: tuple[str, ...] = ()
-    added: tuple[tuple[str, str], ...] = ()
     submits: bool = False
 
     def of(self, environment: Mapping[str, str]) -> dict[str, str]:
@@ -50,7 +49,7 @@ class VariableFilter:
                 for name, value in remaining.items()
                 if not name.startswith(_OF_A_JOB) or name in _CONNECTION
             }
-        return remaining | dict(self.added)
+        return remaining
 
 
 QUERIES = VariableFilter(("SQUEUE_", "SACCT_", "SCANCEL_"), ("SLURM_TIME_FORMAT", "SLURM_CLUSTERS"))

@@ -178,12 +178,6 @@ def requeues(run_dir: Path) -> bool:
     return isinstance(restart, dict) and restart.get("by") == "requeue" and bool(count_above_zero(restart.get("times")))
 
 
-def is_expedited(run_dir: Path) -> bool:
-    """Whether the recipe asks for an expedited requeue."""
-    restart = _described(run_dir).get("restart")
-    return isinstance(restart, dict) and restart.get("expedite") is True
-
-
 def remove_stop(run_dir: Path) -> bool:
     """Remove the file with which a person told the run to stop; whether there was one."""
     try:

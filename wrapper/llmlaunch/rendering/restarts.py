@@ -17,11 +17,6 @@ def is_placed(recipe: Recipe) -> bool:
 LEAST_LATE_END_SECONDS = 60
 
 
-def is_expedited(recipe: Recipe) -> bool:
-    """Whether SLURM is asked to start the job again at once and before all others (`slurm: {requeue: expedite}`)."""
-    return restart_by(recipe) == "requeue" and str(recipe.slurm.get("requeue")).lower() == "expedite"
-
-
 def restart_by(recipe: Recipe) -> str | None:
     """How the job comes back: "requeue" or "chain"; None where it does not."""
     return None if recipe.restart is None else recipe.restart.by or recipe.cluster.site.restart_by or "requeue"

@@ -14,7 +14,7 @@ from llmlaunch.frameworks.registry import backend_for, recorded_name
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import FewerNodes, Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rendering.restarts import is_expedited, restart_by
+from llmlaunch.rendering.restarts import restart_by
 from llmlaunch.timing.step import evaluation_seconds
 
 
@@ -189,7 +189,6 @@ def _restart(recipe: Recipe) -> dict[str, object] | None:
         "backoff_seconds": recipe.restart.backoff_seconds,
         "bad_checkpoint": recipe.restart.bad_checkpoint,
         **({"slow_nodes": "replace"} if recipe.restart.slow_nodes == "replace" else {}),
-        **({"expedite": True} if is_expedited(recipe) else {}),
     }
 
 

@@ -20,7 +20,6 @@ from llmlaunch.planner.racks import group_nodes, segment_nodes
 from llmlaunch.recipe.containers import is_imported
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.restarts import (
-    is_expedited,
     is_placed,
     late_end_seconds,
     restart_by,
@@ -102,7 +101,6 @@ def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]
         "restarts_here": restarts_here(recipe),
         "fewer_nodes": plan.fewer_nodes is not None,
         "requeues": restart_by(recipe) == "requeue",
-        "expedited": is_expedited(recipe),
         "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
         "late_end_seconds": late_end_seconds(recipe, plan),
         "preflight": recipe.preflight,
@@ -347,9 +345,6 @@ def sbatch_options(recipe: Recipe, warning_seconds: int | None, group_of_nodes: 
     }
     options.update({name: value for name, value in sorted(recipe.slurm.items()) if name != "gres"})
     options.setdefault("gres", recipe.slurm.get("gres", False))  # ours, if any, holds the recipe's already
-    if str(options.get("requeue")).lower() == "expedite":  # which sbatch is told by submit: before 25.11 it refuses it
-        options["requeue"] = restart_by(recipe) != "chain"
-        options["no-requeue"] = not options["requeue"]
     options["exclude"] = _excluded(recipe)
     return options
 

@@ -41,11 +41,6 @@ _ASK_SECONDS = 10.0
 _ANY = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,S,TO"
 _CLOCK_SLACK = timedelta(minutes=1)
 
-# By the environment, where a release without it reads a plain --requeue; as an option it would be refused (seen with
-# 22.05.8 and 26.05.5).
-_EXPEDITES, _EXPEDITED = (25, 11), (("SBATCH_REQUEUE", "expedite"),)
-_NOT_SUPPORTED = "operation not supported"  # of a controller that does not allow it
-
 
 @dataclass(frozen=True)
 class JobQuery:
@@ -144,14 +139,13 @@ def submit(
     before = run_files.read_submission(run_dir) if again else None
     script = run_files.job_script(run_dir)
     commands.refuse_unknown([*run_environment.directives(script), *extra], lambda: _version(slurm))
-    expedites = _expedites(slurm, run_dir)
     mark, interrupted = submit_mark.begin(run_dir)
     wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
     jobs = _taken(slurm, wanted, before) if interrupted else []
     try:
         if not jobs:
             _deliver(slurm, run_dir)
-        submission = _JobSubmitter(slurm, cancel, wanted, script, expedites).all(extra, jobs, before)
+        submission = _JobSubmitter(slurm, cancel, wanted, script).all(extra, jobs, before)
     except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
         raise SchedulerRefused(
             f"SLURM did not say whether it took the job ({late}), which is not in the queue and may still turn up. "
@@ -220,22 +214,6 @@ def test(slurm: SlurmCommands, script: str, extra: Sequence[str]) -> tuple[bool,
     return answer.code == 0, answer.words
 
 
-def _expedites(slurm: SlurmCommands, run_dir: Path) -> bool:
-    """Whether sbatch is asked for an expedited requeue. A release that has none takes what is asked for a plain one; so
-    that is only said."""
-    if not run_files.is_expedited(run_dir):
-        return False
-    version = _version(slurm).strip()
-    here = commands.release(version)
-    if here is not None and here < _EXPEDITES:
-        slurm.say(
-            f"slurm.requeue: expedite came with SLURM {commands.release_text(_EXPEDITES)}, and this site runs "
-            f"{version}; the job is requeued as usual"
-        )
-        return False
-    return True
-
-
 def _version(slurm: SlurmCommands) -> str:
     return slurm.ask(["sbatch", "--version"]).output
 
@@ -264,7 +242,6 @@ class _JobSubmitter:
     cancel: Callable[[Submission], object]
     wanted: JobQuery
     script: str
-    expedites: bool
 
     def all(self, extra: Sequence[str], jobs: list[Job], before: Submission | None) -> Submission:
         """The first job and its follow-up jobs, but for those SLURM has; each is written down before the next."""
@@ -311,13 +288,7 @@ class _JobSubmitter:
         own = run_environment.option([*run_environment.directives(self.script), *extra], "--comment")
         comment = comment_of(self.wanted.run_id, own)
         argv = ["sbatch", "--parsable", *extra, f"--comment={comment}", file_names.JOB_SCRIPT]
-        answer = self._answer(argv, replace(variables, added=_EXPEDITED) if self.expedites else variables)
-        if self.expedites and _NOT_SUPPORTED in answer.words:
-            self.slurm.say(
-                "this site does not allow slurm.requeue: expedite (SlurmctldParameters=enable_expedited_requeue); the "
-                "job is requeued as usual"
-            )
-            answer = self._answer(argv, variables)
+        answer = self._answer(argv, variables)
         job = parse_job_id(answer.output) if answer.code == 0 else None
         if job is None and (answer.late or answer.code == 0):
             # Never again: a second job in the same directory would be worse than none.

@@ -142,7 +142,6 @@ def _without(variables: VariableFilter) -> str:
     exceptions = f"{'|'.join(variables.exceptions)}) ;; " if variables.exceptions else ""
     text = f'for name in $({names}); do case $name in {exceptions}*) unset "$name";; esac; done; '
     text += f"unset {' '.join(variables.names)}; " if variables.names else ""
-    text += "".join(f"export {name}={shlex.quote(value)}; " for name, value in variables.added)
     return text if variables.submits else f"{text}export TZ={_time_zone()};"
 
 
