@@ -281,7 +281,7 @@ class Training:
     def _write_window(self, node: str) -> None:
         devices = [self._gpu(node, index) for index in range(self.job.devices)]
         line = {"v": 1, "event": "pace", "attempt": self.attempt, "node": node, "window": self.next_window}
-        line.update({"seconds": WINDOW_SECONDS, "devices": devices, "ranks": []})
+        line.update({"seconds": WINDOW_SECONDS, "devices": devices})
         with (self.job.run_directory / file_names.PEAKS / f"{node}.jsonl").open("a") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
         self.job.written_windows += 1

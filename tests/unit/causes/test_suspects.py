@@ -82,7 +82,7 @@ def test_no_more_than_one_node_in_twenty_is_left_out_and_one_of_a_small_partitio
 
 
 def test_a_slow_node_is_a_sign_of_its_own_beside_what_ended_the_attempt() -> None:
-    slow = [SlowDevice("n1", 3, None, "GPU-3", 2.0, 1e9, ()), SlowDevice("n2", 0, None, "GPU-0", 1.2, 1e9, ())]
+    slow = [SlowDevice("n1", 3, "GPU-3", 2.0, 1e9, ()), SlowDevice("n2", 0, "GPU-0", 1.2, 1e9, ())]
     assert signs_against(with_slow_nodes(OOM, slow)) == {"n1": 1, "n2": 1}
     assert signs_against(with_slow_nodes(POINTED, slow)) == {"n1": 2, "n2": 1}
     assert with_slow_nodes(CRASH, slow)["suspects"] == {"n1": ["crash", "slow"], "n2": ["slow"]}

@@ -153,7 +153,7 @@ def test_a_job_that_goes_back_to_the_queue_gives_its_lost_nodes_back(
 
 def replaceable(folder: Path, slow: str, restart: dict[str, object]) -> list[str]:
     (folder / "run.json").write_text(json.dumps({"restart": {"times": 3, **restart}}))
-    devices = [SlowDevice(node, 3, None, None, 1.5, 1.0, ()) for node in slow.split()]
+    devices = [SlowDevice(node, 3, None, 1.5, 1.0, ()) for node in slow.split()]
     return replaceable_nodes(Attempt(folder, ATTEMPT), devices)
 
 

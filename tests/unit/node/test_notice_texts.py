@@ -56,7 +56,7 @@ def test_a_stall() -> None:
 
 
 def test_slow_devices() -> None:
-    devices = [SlowDevice("n1", number, None, "GPU-1", 1.84, 0.0, ("SM clock 900 of 1980 MHz",)) for number in range(6)]
+    devices = [SlowDevice("n1", number, "GPU-1", 1.84, 0.0, ("SM clock 900 of 1980 MHz",)) for number in range(6)]
     slower = "is 1.8 times slower than its peers (SM clock 900 of 1980 MHz)"
     names = "; ".join(f"GPU {number} of n1 {slower}" for number in range(4))
     assert slow_text(devices) == f"slow: {names}; and 2 more."

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.node.pace import GpuWindow, PaceJudge, RankWindow, windows_of
+from llmlaunch.node.pace import GpuWindow, PaceJudge, windows_of
 from llmlaunch.node.pace_watch import LATE_WINDOWS, READS_A_MINUTE
-from llmlaunch.node.rank_pace import WINDOW_SECONDS
+from llmlaunch.node.window_clock import WINDOW_SECONDS
 from llmlaunch.rundir.slow_devices import SlowDevice, slow_devices
 
 WINDOWS_A_DAY = int(24 * 3600 / WINDOW_SECONDS)
@@ -54,10 +54,10 @@ def slowed(window: GpuWindow, factor: float, **changes: Any) -> GpuWindow:
     return window._replace(clock_mhz=window.clock_mhz / factor, watts=watts, **changes)
 
 
-def named(windows: Iterator[list[Any]], limit: float, turn_seconds: float = TURN_SECONDS) -> SlowDevice:
+def named(windows: Iterator[list[GpuWindow]], limit: float) -> SlowDevice:
     """Feed windows, the first of them but half slow, until a device is named; fail after `limit` seconds."""
     judge = PaceJudge()
-    for number in range(int((limit - SEEN_LATE_SECONDS - turn_seconds) / WINDOW_SECONDS)):
+    for number in range(int((limit - SEEN_LATE_SECONDS - TURN_SECONDS) / WINDOW_SECONDS)):
         fresh, _ = judge.add(next(windows), 1e9 + number * WINDOW_SECONDS)
         if fresh:
             assert judge.slow == fresh
@@ -101,7 +101,7 @@ def test_a_lower_power_limit_than_the_others_have_is_a_fault() -> None:
     assert any("held at 46" in sign and "its peers draw 69" in sign for sign in signs)
 
 
-def healthy(windows: Iterator[list[Any]], count: int = WINDOWS_A_DAY) -> None:
+def healthy(windows: Iterator[list[GpuWindow]], count: int = WINDOWS_A_DAY) -> None:
     judge = PaceJudge()
     for number in range(count):
         judge.add(next(windows), 1e9 + number * WINDOW_SECONDS)
@@ -158,41 +158,17 @@ def test_a_device_that_recovers_is_told_once_and_can_be_named_again() -> None:
     assert said == ["slow 0", "well", f"slow {90 * WINDOW_SECONDS:.0f}"]
 
 
-def ranks(seed: int, factor: float, stages: int = 1, load: float = 0.9) -> Iterator[list[RankWindow]]:
-    """Eight ranks of each stage; rank 3 is slower, and its peers sleep meanwhile. Later stages have less to do."""
-    random_ = random.Random(seed)
-    while True:
-        shares = [load / (rank // 8 + 1) / (1.0 if rank == 3 else factor) for rank in range(8 * stages)]
-        yield [
-            RankWindow(f"n{rank}", rank, str(rank // 8), min(1.0, share * random_.gauss(1, 0.02)))
-            for rank, share in enumerate(shares)
-        ]
-
-
-@pytest.mark.parametrize(("factor", "limit"), [(2.0, IN_5_MINUTES), (1.2, IN_20_MINUTES)])
-def test_a_rank_that_never_waits_is_named(factor: float, limit: float) -> None:
-    """On up to 500 nodes, where each has its turn once a window."""
-    device = named(ranks(7, factor), limit, turn_seconds=WINDOW_SECONDS)
-    assert (device.node, device.rank, device.device) == ("n3", 3, None)
-
-
-@settings(max_examples=4, deadline=None)
-@given(seed=st.integers(0, 10**6), load=st.floats(0.2, 1.0))
-def test_ranks_of_a_fuller_stage_are_not_slow(seed: int, load: float) -> None:
-    healthy(ranks(seed, 1.0, stages=3, load=load))
-
-
 def test_a_damaged_line_counts_as_absent() -> None:
     entry = {"index": 0, "uuid": "GPU-0", "name": "H100", "samples": 9, "clock_mhz": 1980.0, "reasons": {"x": "y"}}
     wrong: list[Any] = [None, 3, {}, {**entry, "clock_mhz": "fast"}, {**entry, "index": None}, {**entry, "samples": 1}]
-    (window,) = windows_of({"devices": [*wrong, entry], "ranks": [{"rank": 9, "busy": 1.0}, 7]}, "n1", {0: 0})
+    (window,) = windows_of({"devices": [*wrong, entry]}, "n1")
     assert (window.node, window.clock_mhz) == ("n1", 1980.0)
-    assert windows_of({"devices": 4, "ranks": "all"}, "n1", {}) == []
+    assert windows_of({"devices": 4}, "n1") == []
 
 
 def test_what_is_written_is_read_back_and_nothing_else() -> None:
-    device = SlowDevice("n1", 3, None, "GPU-3", 2.0, 1_000_000_000, ("SM clock 990 MHz, its peers 1980",))
-    assert slow_devices({"slow": [device.as_json(), {"node": "../n"}, "n2", {**device.as_json(), "rank": 1}]}) == [
+    device = SlowDevice("n1", 3, "GPU-3", 2.0, 1_000_000_000, ("SM clock 990 MHz, its peers 1980",))
+    assert slow_devices({"slow": [device.as_json(), {"node": "../n"}, "n2", {**device.as_json(), "device": None}]}) == [
         device
     ]
     assert device.sentence() == "GPU 3 of n1 is 2.0 times slower than its peers (SM clock 990 MHz, its peers 1980)"

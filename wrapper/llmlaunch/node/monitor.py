@@ -22,8 +22,8 @@ from .line_writer import DiskThread, LineWriter
 from .local_spool import Spool, deliver_all
 from .nvml_sampler import NvmlSampler, load_small
 from .rank_memory import LoggedPeaks, RankProcesses, RankRecords
-from .rank_pace import WINDOW_SECONDS, RankPace
 from .signals import die_with_parent, hold_end_signals, signal_name
+from .window_clock import WINDOW_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +72,6 @@ class Monitor:
         self._logged = LoggedPeaks()
         self._logged_records: list[Record] = []  # replaced, never changed
         self._sampler = NvmlSampler(options.interval, options.list_interval, options.pace_window)
-        self._pace = RankPace(options.pace_window)
         self._disk = DiskThread()
         self._spool = Spool(spool_root(os.environ), options.run_dir)
         relative = f"peaks/{options.node}.jsonl"
@@ -117,7 +116,6 @@ class Monitor:
         written = self._coarse_peaks()
         while True:
             look_again = self._sample_node() or now >= look_at
-            self._sample_pace()
             if now >= look_at:
                 look_at = now + self._options.list_interval
                 self._host.sample_cgroup()
@@ -156,13 +154,6 @@ class Monitor:
         if ended:
             self._sampler.list_soon()
         return ended
-
-    def _sample_pace(self) -> None:
-        """Where there is no GPU, whose clock would tell: which ranks wait, and which never do."""
-        if not self._sampler.gpus:
-            ended = self._pace.sample(self._ranks.living)
-            if ended is not None:
-                self._write(ended.pop("event"), ended)
 
     # in the thread of the run directory
 
@@ -255,7 +246,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         ("--interval", 1.0, "between memory samples"),
         ("--list-interval", 30.0, "between process lists"),
         ("--beat-interval", 10.0, "between lines while peaks rise"),
-        ("--pace-window", WINDOW_SECONDS, "of one line on the pace of GPUs or ranks"),
+        ("--pace-window", WINDOW_SECONDS, "of one line on the pace of GPUs"),
         ("--stall-after", 30.0, "in one call of the driver, to name it a stall"),
         ("--hang-after", 5.0, "in one call of the file system, to keep lines on this node"),
     ):

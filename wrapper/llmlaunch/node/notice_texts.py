@@ -65,7 +65,7 @@ def stall_text(hung: Record, progress: Record) -> str:
 
 
 def slow_text(devices: Sequence[SlowDevice]) -> str:
-    """Return which GPUs or ranks are slower than their peers, and by what that shows."""
+    """Return which GPUs are slower than their peers, and by what that shows."""
     more = f"; and {len(devices) - MOST_DEVICES} more" if len(devices) > MOST_DEVICES else ""
     return f"slow: {'; '.join(device.sentence() for device in devices[:MOST_DEVICES])}{more}."
 

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from .process_tree import JobProcesses
-from .rank_pace import WindowClock
+from .window_clock import WindowClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ class NvmlSampler:
         if number is not None:
             devices = [record for record in [pace.window() for pace in self._paces] if record is not None]
             if number >= 0 and devices:
-                ended = {"window": number, "seconds": self._window.seconds, "devices": devices, "ranks": []}
+                ended = {"window": number, "seconds": self._window.seconds, "devices": devices}
                 self._events.put({"event": "pace", **ended})
         now = time.monotonic()
         if now - self._paced_at >= min(PACE_SECONDS, self._window.seconds / 10):

@@ -1,8 +1,8 @@
-"""Which GPU or rank is slower than its peers: a judgement over windows of the monitors, without a file or a clock.
+"""Which GPU is slower than its peers: a judgement over windows of the monitors, without a file or a clock.
 
 GPUs are judged by their clocks. A clock that the power limit holds down while the GPU draws as much as its peers is
 ordinary: it has more work (a fuller pipeline stage, a popular expert) or poorer silicon. Sinha et al. (SC 2022) found
-GPUs of one model 8 % apart on average. Ranks on a CPU are compared with those of their own pipeline stage.
+GPUs of one model 8 % apart on average.
 """
 
 from __future__ import annotations
@@ -16,25 +16,21 @@ from ..rundir.values import byte_count, number, objects_in, text_or_none, whole_
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import TypeAlias
 
     from .files import Record
 
-    Key = tuple[str, str, int]  # "gpu" or "rank", node, number
-    Window: TypeAlias = "GpuWindow | RankWindow"
+    Key = tuple[str, int]  # node, and the GPU's number there
 
 FEWEST_PEERS = 3  # of two nobody can say which is the outlier
 FEWEST_SAMPLES = 3  # of a window in which the GPU was busy
 OUTLYING = 1.10  # times slower; also more than SCATTER times the group's own scatter
 SCATTER = 3.5 * 1.4826  # median absolute deviations; 1.4826 of them are a standard deviation of a normal distribution
 HALF_SPEED, HALF_SPEED_WINDOWS = 1.5, 2
-RANK_HALF_SPEED_WINDOWS = 6  # a rank may be busy alone for as long as it saves or evaluates
 SLOW, SLOW_WINDOWS, SLOW_SHARE = 1.15, 20, 0.9
 RECOVERED_WINDOWS = 10  # in a row without a sign
 SAME_POWER = 0.93  # of its peers' watts: who draws as much at the power limit is no fault
 WARMER_CELSIUS, WARM_CELSIUS = 10, 80
 MANY_ERRORS = 100
-LEAST_BUSY = 0.5  # a rank that holds others up seldom sleeps
 MOST_DEVICES = 64  # of a node
 FAULTS = {
     "hw_thermal": "hardware thermal slowdown",
@@ -57,12 +53,9 @@ class GpuWindow(NamedTuple):
     corrected_ecc: int = 0
     remapped_rows: int = 0
 
-
-class RankWindow(NamedTuple):
-    node: str
-    rank: int
-    group: str  # the pipeline stage
-    busy: float  # share of the window in which it did not sleep
+    @property
+    def key(self) -> Key:
+        return self.node, self.device
 
 
 class Outlier(NamedTuple):
@@ -75,21 +68,10 @@ class Outlier(NamedTuple):
 LEVEL = Outlier(1.0)
 
 
-def key_of(window: Window) -> Key:
-    if isinstance(window, GpuWindow):
-        return ("gpu", window.node, window.device)
-    return ("rank", window.node, window.rank)
-
-
-def windows_of(line: Record, node: str, stage_of: Mapping[int, int]) -> list[Window]:
-    """Return what a monitor's line says of its node's GPUs, and of its ranks that have a stage."""
+def windows_of(line: Record, node: str) -> list[GpuWindow]:
+    """Return what a monitor's line says of its node's GPUs."""
     gpus = [_gpu_window(entry, node) for entry in objects_in(line.get("devices"))[:MOST_DEVICES]]
-    windows: list[Window] = [gpu for gpu in gpus if gpu is not None]
-    for entry in objects_in(line.get("ranks"))[:MOST_DEVICES]:
-        rank, busy = whole_number(entry.get("rank")), number(entry.get("busy"))
-        if rank is not None and rank in stage_of and busy is not None:
-            windows.append(RankWindow(node, rank, str(stage_of[rank]), min(busy, 1.0)))
-    return windows
+    return [gpu for gpu in gpus if gpu is not None]
 
 
 def _gpu_window(entry: Record, node: str) -> GpuWindow | None:
@@ -112,16 +94,16 @@ def _gpu_window(entry: Record, node: str) -> GpuWindow | None:
     )
 
 
-def outliers(windows: Iterable[Window]) -> dict[Key, Outlier]:
+def outliers(windows: Iterable[GpuWindow]) -> dict[Key, Outlier]:
     """Compare the devices of one window with their peers. Returns every device that has enough of them, LEVEL where it
     keeps their pace."""
-    groups: dict[tuple[str, str], list[Window]] = {}
+    groups: dict[str, list[GpuWindow]] = {}
     for window in windows:
-        groups.setdefault((key_of(window)[0], window.group), []).append(window)
+        groups.setdefault(window.group, []).append(window)
     judged: dict[Key, Outlier] = {}
-    for (kind, _), members in groups.items():
+    for members in groups.values():
         if len(members) >= FEWEST_PEERS:
-            judged.update(_gpu_outliers(members) if kind == "gpu" else _rank_outliers(members))  # type: ignore[arg-type]
+            judged.update(_gpu_outliers(members))
     return judged
 
 
@@ -133,7 +115,7 @@ def _gpu_outliers(members: Sequence[GpuWindow]) -> dict[Key, Outlier]:
     for member in members:
         factor = peers.clock_mhz / member.clock_mhz
         low = factor >= OUTLYING and peers.clock_mhz - member.clock_mhz > scatter
-        judged[key_of(member)] = Outlier(factor, peers.signs(member)) if low and not peers.explain(member) else LEVEL
+        judged[member.key] = Outlier(factor, peers.signs(member)) if low and not peers.explain(member) else LEVEL
     return judged
 
 
@@ -173,18 +155,6 @@ class _Peers:
         ]
 
 
-def _rank_outliers(members: Sequence[RankWindow]) -> dict[Key, Outlier]:
-    shares = [member.busy for member in members]
-    peers = max(median(shares), 0.01)
-    scatter = SCATTER * _deviation(shares, peers)
-    judged = {}
-    for member in members:
-        low = member.busy >= max(LEAST_BUSY, OUTLYING * peers) and member.busy - peers > scatter
-        sign = f"busy {member.busy:.0%} of the time, its peers {peers:.0%}"
-        judged[key_of(member)] = Outlier(member.busy / peers, (sign,)) if low else LEVEL
-    return judged
-
-
 class PaceJudge:
     """Takes the windows in their order and keeps, of those that were outliers lately, what the last windows said."""
 
@@ -195,13 +165,13 @@ class PaceJudge:
     @property
     def slow(self) -> list[SlowDevice]:
         """Return the devices that are slow now, by node."""
-        return [self._named[key] for key in sorted(self._named, key=lambda key: (key[1], key[2]))]
+        return [self._named[key] for key in sorted(self._named)]
 
-    def add(self, windows: Sequence[Window], at: float) -> tuple[list[SlowDevice], list[SlowDevice]]:
+    def add(self, windows: Sequence[GpuWindow], at: float) -> tuple[list[SlowDevice], list[SlowDevice]]:
         """Take in the windows of all devices that began at `at` (unix seconds). Returns which are newly slow, and which
         have recovered."""
         judged = outliers(windows)
-        uuids = {key_of(window): window.uuid for window in windows if isinstance(window, GpuWindow)}
+        uuids = {window.key: window.uuid for window in windows}
         fresh, recovered = [], []
         for key in [key for key, outlier in judged.items() if outlier.signs or key in self._recent]:
             recent = self._recent.setdefault(key, deque(maxlen=SLOW_WINDOWS))
@@ -210,7 +180,7 @@ class PaceJudge:
             if before is not None and _has_recovered(recent):
                 recovered.append(self._named.pop(key))
                 recent.clear()
-            elif before is not None or _is_slow(recent, key[0]):
+            elif before is not None or _is_slow(recent):
                 self._named[key] = _slow_device(key, recent, uuids.get(key), before)
                 fresh += [] if before is not None else [self._named[key]]
             if not any(outlier.signs for _, outlier in recent):
@@ -218,10 +188,9 @@ class PaceJudge:
         return fresh, recovered
 
 
-def _is_slow(recent: Sequence[tuple[float, Outlier]], kind: str) -> bool:
+def _is_slow(recent: Sequence[tuple[float, Outlier]]) -> bool:
     factors = [outlier.factor for _, outlier in recent]
-    windows = HALF_SPEED_WINDOWS if kind == "gpu" else RANK_HALF_SPEED_WINDOWS
-    if len(factors) >= windows and min(factors[-windows:]) >= HALF_SPEED:
+    if len(factors) >= HALF_SPEED_WINDOWS and min(factors[-HALF_SPEED_WINDOWS:]) >= HALF_SPEED:
         return True
     outlying = sum(factor >= OUTLYING for factor in factors)
     return len(factors) >= SLOW_WINDOWS and median(factors) >= SLOW and outlying >= SLOW_SHARE * SLOW_WINDOWS
@@ -236,11 +205,10 @@ def _slow_device(
     key: Key, recent: Sequence[tuple[float, Outlier]], uuid: str | None, before: SlowDevice | None
 ) -> SlowDevice:
     outlying = [(at, outlier) for at, outlier in recent if outlier.signs]
-    kind, node, place = key
+    node, device = key
     return SlowDevice(
         node=node,
-        device=place if kind == "gpu" else None,
-        rank=place if kind == "rank" else None,
+        device=device,
         uuid=uuid,
         factor=median_high(outlier.factor for _, outlier in outlying[-RECOVERED_WINDOWS:]),
         since=before.since if before is not None else outlying[0][0],

@@ -17,14 +17,13 @@ from ..rundir.values import is_host, whole_number
 from .files import say
 from .notice_texts import slow_text
 from .notices import notify
-from .pace import PaceJudge, key_of, windows_of
+from .pace import PaceJudge, windows_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..rundir.slow_devices import SlowDevice
-    from .files import Record
-    from .pace import Key, Window
+    from .pace import GpuWindow, Key
 
 READS_A_MINUTE = 1000.0
 MOST_BYTES_A_READ, LONGEST_LINE = 256 * 1024, 64 * 1024
@@ -36,7 +35,7 @@ MARK = b'"event":"pace"'
 class PaceWatch:
     """The pace of one attempt. Times are unix seconds, since windows are."""
 
-    def __init__(self, run_directory: Path, attempt: str, nodes: object, run: Record, window_seconds: float) -> None:
+    def __init__(self, run_directory: Path, attempt: str, nodes: object, window_seconds: float) -> None:
         names = [node for node in nodes if is_host(node)] if isinstance(nodes, list) else []
         folder = run_directory / file_names.PEAKS
         self._tails = deque(
@@ -45,10 +44,8 @@ class PaceWatch:
         self._run_directory, self._attempt = run_directory, attempt
         self._seconds = window_seconds
         self._round_seconds = max(window_seconds, len(names) * 60.0 / READS_A_MINUTE)
-        self._stage_of = rank_stages(run)
         self._judge = PaceJudge()
-        self._windows: dict[int, dict[Key, Window]] = {}
-        self._unsteady: set[int] = set()  # windows in which the training made no steps: ranks are not judged
+        self._windows: dict[int, dict[Key, GpuWindow]] = {}
         self._turn = 0.0
         self._looked_at = time.time()
 
@@ -56,28 +53,25 @@ class PaceWatch:
     def slow(self) -> list[SlowDevice]:
         return self._judge.slow
 
-    def look(self, steady: bool) -> bool:
-        """Read the nodes whose turn it is and judge the windows that are complete. `steady`: steps complete as they do.
-        Returns whether there is something new to write down, and says what it is. A mistake in here ends this alone."""
+    def look(self) -> bool:
+        """Read the nodes whose turn it is and judge the windows that are complete. Returns whether there is something
+        new to write down, and says what it is. A mistake in here ends this alone."""
         if not self._tails:
             return False
         before = self._judge.slow
         try:
-            self._look(time.time(), steady)
+            self._look(time.time())
         except Exception as error:
             say(f"watchdog: the pace is judged no more: {type(error).__name__}: {error}")
             self._tails.clear()
         return self._judge.slow != before
 
-    def _look(self, now: float, steady: bool) -> None:
-        if not steady:
-            self._unsteady.add(int(now // self._seconds))
+    def _look(self, now: float) -> None:
         self._read(now)
         late = LATE_WINDOWS * self._seconds + self._round_seconds
         for number in sorted(self._windows):
             if (number + 1) * self._seconds + late <= now or len(self._windows) > MOST_WINDOWS:
                 self._add(number)
-        self._unsteady = {number for number in self._unsteady if (number + 2) * self._seconds + late > now}
 
     def _read(self, now: float) -> None:
         """Read as many nodes as have their turn since the last look, each at most once."""
@@ -102,12 +96,10 @@ class PaceWatch:
         if abs((number + 1) * self._seconds - self._looked_at) > MOST_WINDOWS * self._seconds:
             return
         windows = self._windows.setdefault(number, {})
-        windows.update({key_of(window): window for window in windows_of(line, node, self._stage_of)})
+        windows.update({window.key: window for window in windows_of(line, node)})
 
     def _add(self, number: int) -> None:
         windows = list(self._windows.pop(number).values())
-        if number in self._unsteady:
-            windows = [window for window in windows if key_of(window)[0] == "gpu"]
         fresh, recovered = self._judge.add(windows, number * self._seconds)
         for device in fresh:
             say(f"watchdog: slow: {device.sentence()}")
@@ -115,16 +107,3 @@ class PaceWatch:
             notify(self._run_directory, self._attempt, "slow", slow_text(fresh))
         for device in recovered:
             say(f"watchdog: {device.name} keeps its peers' pace again")
-
-
-def rank_stages(run: Record) -> dict[int, int]:
-    """Map ranks to their pipeline stages (docs/run-files.md); empty where ranks of a stage may have unequal work:
-    experts are seldom loaded alike."""
-    measurement, pipeline = run.get("measurement"), whole_number(run.get("pipeline")) or 1
-    nodes, each = whole_number(run.get("nodes")), whole_number(run.get("devices_per_node"))
-    split = measurement.get("layout") if isinstance(measurement, dict) else None
-    experts = split.get("expert") if isinstance(split, dict) else None
-    if not nodes or not each or experts not in (None, 1):
-        return {}
-    size = max(1, nodes * each // max(1, pipeline))
-    return {rank: rank // size for rank in range(nodes * each)}

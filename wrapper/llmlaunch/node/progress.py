@@ -86,7 +86,6 @@ FEW_GAPS = 3  # before so many, a script that promised nothing is not judged: it
 PATIENCE = 10.0  # gaps, and saves, a longer one of which is called a hang
 SLOWEST = 2.0  # times the longest gap that turned out to be none: evaluations are often not announced
 SAVING_SECONDS = 1800.0
-STEADY, STEADY_SECONDS = 3.0, 60.0  # gaps, or seconds, that a step may take before it counts as an interruption
 
 
 class TimeLimit(NamedTuple):
@@ -187,11 +186,6 @@ class StepTracker:
         if saving or self._slow or self._is_done():
             return TimeLimit("saving", max(ordinary, PATIENCE * self._longest_save, self._saving))
         return TimeLimit("a step" if self.any_step else "first step", ordinary)
-
-    def is_steady(self, now: float) -> bool:
-        """Whether steps complete as they do, with no save, evaluation or start between them, as far as is known."""
-        usual = max(STEADY * median(self._gaps), STEADY_SECONDS) if self._gaps else STEADY_SECONDS
-        return self.any_step and not self._slow and now - self._last_step_at <= usual
 
     def overdue(self, now: float, saving: bool = False) -> Record | None:
         """Return the "hung" of progress.json where the next sign is overdue, else None."""

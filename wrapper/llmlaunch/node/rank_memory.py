@@ -125,11 +125,6 @@ class RankProcesses:
     def pids(self) -> tuple[int, ...]:
         return tuple(process.pid for process in self._processes.values())
 
-    @property
-    def living(self) -> list[tuple[int, int]]:
-        """Rank and pid of each that has not ended."""
-        return [(process.rank, process.pid) for process in self._processes.values() if process.alive]
-
     def records(self) -> list[Record]:
         return [process.record() for process in sorted(self._processes.values(), key=lambda process: process.rank)]
 

@@ -32,10 +32,10 @@ from .pace_watch import PaceWatch
 from .process_tree import Process, descendants, kill_tree
 from .progress import NodeLogs, StepTracker
 from .prune import Pruner, kept_count
-from .rank_pace import WINDOW_SECONDS
 from .restart_policy import may_restart_here
 from .signals import die_with_parent, hold_end_signals
 from .stacks import where_they_stand
+from .window_clock import WINDOW_SECONDS
 
 if TYPE_CHECKING:
     from ..rundir.step_lines import Step
@@ -100,7 +100,7 @@ class AttemptWatchdog:
         self._on_bad_loss = run.get("on_bad_loss") or {}
         step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"))
         self._logs = NodeLogs(options.run_dir / file_names.LOGS, options.attempt, step_lines, nodes)
-        self._pace = PaceWatch(options.run_dir, options.attempt, begun.get("nodes"), run, options.pace_window)
+        self._pace = PaceWatch(options.run_dir, options.attempt, begun.get("nodes"), options.pace_window)
         self._replaced: list[str] = []  # slow nodes for which the trainers were asked to end
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
         self._stop_requested = self._unwritten = False
@@ -142,7 +142,7 @@ class AttemptWatchdog:
         if fresh and is_first:
             self._first_step_at = time.time()
             notify(self._run_directory, self._attempt, "first_step", first_step_text(self._tracker.record()))
-        if self._pace.look(self._tracker.is_steady(self._clock.now())):
+        if self._pace.look():
             self._unwritten = True
             self._replace_slow_nodes()
         if self._unwritten and self._clock.now() - self._written_at >= WRITE_SECONDS:

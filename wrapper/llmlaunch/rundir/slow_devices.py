@@ -1,4 +1,4 @@
-"""The `slow` list of progress.json and status.json: devices and ranks that are slower than their peers, and the signs.
+"""The `slow` list of progress.json and status.json: GPUs that are slower than their peers, and the signs.
 
 The watchdog writes it, and everybody who shows a run reads it. What is not of this form counts as absent.
 """
@@ -18,11 +18,10 @@ _MOST_ENTRIES, _MOST_SIGNS, _LONGEST_SIGN = 256, 16, 120
 
 
 class SlowDevice(NamedTuple):
-    """A GPU (`device` is NVML's index on its node, `uuid` its name) or, on a CPU, a rank."""
+    """A GPU: `device` is NVML's index on its node, `uuid` its name."""
 
     node: str
-    device: int | None
-    rank: int | None
+    device: int
     uuid: str | None
     factor: float  # so many times slower than its peers
     since: float  # unix seconds
@@ -38,8 +37,8 @@ class SlowDevice(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return `GPU 3 of node2` or `rank 5 on node2`."""
-        return f"rank {self.rank} on {self.node}" if self.device is None else f"GPU {self.device} of {self.node}"
+        """Return `GPU 3 of node2`."""
+        return f"GPU {self.device} of {self.node}"
 
     def sentence(self) -> str:
         """Return what to tell a person, without a full stop."""
@@ -54,12 +53,12 @@ def slow_devices(record: Mapping[str, Any]) -> list[SlowDevice]:
 
 
 def _slow_device(entry: Mapping[str, Any]) -> SlowDevice | None:
-    node, device, rank = entry.get("node"), whole_number(entry.get("device")), whole_number(entry.get("rank"))
+    node, device = entry.get("node"), whole_number(entry.get("device"))
     factor, since, uuid = number(entry.get("factor")), time_or_none(entry.get("since")), entry.get("uuid")
-    if not is_host(node) or (device is None) == (rank is None) or factor is None or since is None:
+    if not is_host(node) or device is None or factor is None or since is None:
         return None
     written = entry.get("signs")
     signs = [sign for sign in written if isinstance(sign, str)] if isinstance(written, list) else []
     shown = tuple(shortened(" ".join(printable(sign).split()), _LONGEST_SIGN) for sign in signs[:_MOST_SIGNS])
     name = uuid if isinstance(uuid, str) else None
-    return SlowDevice(str(node), device, rank, name, min(factor, 999.0), since, shown)
+    return SlowDevice(str(node), device, name, min(factor, 999.0), since, shown)
