@@ -24,8 +24,8 @@ from llmlaunch.memory.effects import HostBytes
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.planner.judge import refuse
 from llmlaunch.planner.planning import make_plan, plan_of
+from llmlaunch.planner.refusal import refuse
 from llmlaunch.planner.search import search
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe

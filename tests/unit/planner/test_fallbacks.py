@@ -10,7 +10,8 @@ import pytest
 from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, WORTH, can_load, find_fallbacks
-from llmlaunch.planner.plan import Candidate, Fallbacks, Plan, plan_json
+from llmlaunch.planner.plan import Candidate, Fallbacks, Plan
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-import llmlaunch.planner.fewer_and_faster as fewer_and_faster
 from llmlaunch.layout import Layout
-from llmlaunch.planner.judge import safe_layouts
-from llmlaunch.planner.plan import Plan, plan_json
+from llmlaunch.planner import fewer_and_faster, judge
+from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
@@ -37,11 +37,13 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes of each layout that is priced for fewer nodes."""
     nodes: list[int] = []
 
+    safe_layouts = judge.safe_layouts
+
     def judged(setting: Setting, recipe: Recipe, layouts: Sequence[Layout]) -> list[tuple[float, Layout]]:
         nodes.extend(recipe.nodes for _ in layouts)
         return safe_layouts(setting, recipe, layouts)
 
-    monkeypatch.setattr(fewer_and_faster, "safe_layouts", judged)
+    monkeypatch.setattr(judge, "safe_layouts", judged)
     return nodes
 
 

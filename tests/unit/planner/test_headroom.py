@@ -13,7 +13,8 @@ from llmlaunch.calibration.support import Lessons, Rehearsal
 from llmlaunch.layout import Layout
 from llmlaunch.planner.fallbacks import find_fallbacks
 from llmlaunch.planner.headroom import search_with_headroom, stated_risk_at, with_headroom
-from llmlaunch.planner.plan import Candidate, JobLength, plan_json
+from llmlaunch.planner.plan import Candidate, JobLength
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.preference import headroom_rule
 from llmlaunch.planner.search import SearchResult, search

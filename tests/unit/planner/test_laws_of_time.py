@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import estimate
-from llmlaunch.planner.plan import plan_json
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_sized_plan, plan_of
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.search_space import recipe_with_techniques

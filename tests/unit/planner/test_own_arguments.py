@@ -11,9 +11,9 @@ import pytest
 
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
 from llmlaunch.memory.peak import MODEL_STATES, OUTSIDE_TORCH
-from llmlaunch.planner.judge import refuse
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.refusal import refuse
 from llmlaunch.units import GIB, gib
 from support.command_line import CommandLine
 from support.plans import gallery_setting, setting_for

@@ -12,9 +12,10 @@ from llmlaunch.calibration.margins import Margin, no_margin
 from llmlaunch.calibration.support import Lessons
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.errors import NothingSafe, UserError
-from llmlaunch.planner.judge import explain_unsafe
-from llmlaunch.planner.plan import Plan, plan_json
+from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.refusal import explain_unsafe
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import host_limit, memory_limit
 from llmlaunch.units import GIB

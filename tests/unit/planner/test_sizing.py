@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.errors import NothingSafe, UserError
-from llmlaunch.planner.judge import refuse
 from llmlaunch.planner.plan import JobLength, Plan
 from llmlaunch.planner.planning import make_plan, make_sized_plan, time_limit_note
+from llmlaunch.planner.refusal import refuse
 from llmlaunch.planner.search import search
 from llmlaunch.planner.sizing import ALL_UP_TO, fewest_safe, smallest_cluster, splittable, stride
 from llmlaunch.recipe.types import Recipe

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.planner.candidate import yaml_text
-from llmlaunch.planner.plan import plan_json
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import offered_values

@@ -26,12 +26,11 @@ from llmlaunch.models.shape import MoeShape
 from llmlaunch.planner.leading_layers import (
     MixtureCapacities,
     balance_leading,
-    leading_dense_layers,
     mixture_capacities,
 )
 from llmlaunch.planner.search_space import enumerate_splits
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
+from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds, leading_dense_layers
 from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
 from llmlaunch.techniques import Techniques

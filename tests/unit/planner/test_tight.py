@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import Layout
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, find_fallbacks
-from llmlaunch.planner.judge import judge_layouts, refuse
+from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Limit, Plan
 from llmlaunch.planner.planning import make_plan, make_sized_plan
+from llmlaunch.planner.refusal import refuse
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB

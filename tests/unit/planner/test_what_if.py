@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.cluster.profile import HostLink
-from llmlaunch.planner.plan import plan_json
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.planner.what_if import swapped_share_of, with_solved_share

@@ -13,7 +13,8 @@ from llmlaunch.assets import asset
 from llmlaunch.cluster.load import find_accelerator
 from llmlaunch.families.presets import preset_names
 from llmlaunch.frameworks.registry import backend_for
-from llmlaunch.planner.plan import Plan, plan_json
+from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.types import Recipe
 from support.json_schemas import validate

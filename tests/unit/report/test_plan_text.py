@@ -8,8 +8,8 @@ from itertools import pairwise
 from llmlaunch.calibration.margins import Score
 from llmlaunch.calibration.support import NO_LESSONS, Lessons, RunClass, support_of
 from llmlaunch.memory.job import Correction
-from llmlaunch.planner.judge import explain_unsafe
 from llmlaunch.planner.planning import make_plan
+from llmlaunch.planner.refusal import explain_unsafe
 from llmlaunch.planner.search import pareto, search
 from llmlaunch.report.plan_text import check_text, front_text, plan_text
 from support.plans import gallery_setting, plan_of

@@ -12,7 +12,7 @@ import pytest
 from llmlaunch.calibration.margins import Score
 from llmlaunch.calibration.support import Lessons, RunClass, margin_of, support_of
 from llmlaunch.memory.job import Correction
-from llmlaunch.planner.plan import plan_json
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan, make_sized_plan
 from support.command_line import CommandLine
 from support.plans import gallery_setting, plan_of

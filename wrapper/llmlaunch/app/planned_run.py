@@ -16,7 +16,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import Backend, Rendered
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout
-from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned, plan_json, with_save_interval
+from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned, with_save_interval
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
@@ -116,6 +116,8 @@ class PlannedRun:
     @cached_property
     def json(self) -> dict[str, Any]:
         """What `to_json` returns; the value is shared, so do not change it."""
+        from llmlaunch.planner.plan_json import plan_json
+
         placement = None if self.placement is None else self.placement.as_json()
         return plan_json(self.plan) | {"placement": placement} | self._fewer_nodes
 
@@ -188,9 +190,10 @@ class PlannedRun:
     def refuse_unsafe(self) -> None:
         """Raise NoVerdict where what decides memory was not read; NothingSafe where the plan is not safe, nor tight and
         accepted, or takes more than the recipe's budget."""
-        from llmlaunch.planner.judge import refuse
+        if not self.plan.good:
+            from llmlaunch.planner.refusal import refuse  # imported only for a failure
 
-        refuse(self.plan)
+            refuse(self.plan)
 
     def refuse_unrenderable(self) -> None:
         """Raise UserError for what `render` and `submit` would refuse of a safe plan. Techniques that no backend runs,

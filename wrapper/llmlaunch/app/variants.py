@@ -148,7 +148,7 @@ def warn_of_memory(run: PlannedRun, notify: Notify) -> None:
     """Warn of a tight plan, of a locked one that is not safe by what is known today, and where fewer layouts than
     wanted would follow one that runs out of memory."""
     if run.plan.accepted:
-        from llmlaunch.planner.judge import tightness
+        from llmlaunch.planner.refusal import tightness
 
         notify(f"warning: tight, accepted by memory.accept: {tightness(run.plan)}")
     elif run.plan.locked_by and not run.plan.safe:

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.calibration.support import NO_LESSONS, Lessons, MeasuredStep, Rehearsal
+from llmlaunch.calibration.support import Lessons, MeasuredStep, Rehearsal
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import NO_CORRECTION
 from llmlaunch.planner.evidence import evidence_of
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import Candidate, ChangedChoice, Plan, as_planned
 from llmlaunch.planner.search import LegalLayouts
-from llmlaunch.planner.setting import Setting, setting_of
+from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.tight import search_tight
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.timing.step import step_time
 
 
-def changed_choice(setting: Setting, plan: Plan, legal: LegalLayouts | None) -> ChangedChoice | None:
-    """Return the layout that would be planned without any measured run or rehearsal of this site, and which of them
-    changed it; None where the plan would be the same, or is kept by a lock. `legal` is that of the search that found
-    the plan."""
+def changed_choice(setting: Setting, without: Setting, plan: Plan, legal: LegalLayouts | None) -> ChangedChoice | None:
+    """Return the layout that would be planned in the setting `without` any measured run or rehearsal of this site, and
+    which of them changed it; None where the plan would be the same. `legal` is that of the search that found the
+    plan."""
     recipe = setting.recipe
-    without = setting_of(recipe, setting.backend, setting.baseline_bytes, NO_LESSONS)
-    if recipe.locked_by or not _matters(setting, without):
-        return None
     result = search_with_headroom(without, exact=1, legal=legal)
     if len(result.points) and not np.any(result.safe):
         without, result = search_tight(without, result) or (without, result)
@@ -36,18 +33,6 @@ def changed_choice(setting: Setting, plan: Plan, legal: LegalLayouts | None) -> 
         return None
     run_id, because = _cause(setting, without, was, plan.chosen)
     return ChangedChoice(was, because, run_id)
-
-
-def _matters(setting: Setting, without: Setting) -> bool:
-    """Whether anything measured may lead to another layout."""
-    lessons = setting.lessons
-    return (
-        bool(lessons.rehearsals)
-        or any(step.decides for step in lessons.measured_steps)
-        or not lessons.time.changes_nothing
-        or lessons.correction != NO_CORRECTION
-        or setting.limit.limit_bytes != without.limit.limit_bytes
-    )
 
 
 def _choice(candidate: Candidate) -> tuple[object, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llmlaunch.layout import Layout
-from llmlaunch.planner.judge import safe_layouts
 from llmlaunch.planner.outlook import FasterOnFewer
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.search_space import pinned_numbers
@@ -33,6 +32,8 @@ def faster_on_fewer(setting: Setting, plan: Plan) -> FasterOnFewer | None:
     filling = plan.step_terms.get("pipeline_bubble", 0.0)
     if plan.sizing is not None or not plan.safe or filling + 2.0 * (seconds - waiting - filling) >= seconds:
         return None
+    from llmlaunch.planner.judge import safe_layouts
+
     best: FasterOnFewer | None = None
     for nodes in _fewer(recipe.nodes):
         changed = replace(as_planned(recipe, plan.chosen), nodes=nodes)

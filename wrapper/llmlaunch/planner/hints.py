@@ -13,8 +13,6 @@ from typing import Any
 
 from llmlaunch.frozen import frozen
 from llmlaunch.planner.candidate import yaml_text
-from llmlaunch.planner.changes import BELONGS, as_pin, planned, relax_pins, resized, stated_value
-from llmlaunch.planner.judge import safe_layouts
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.pricing_budget import within_budget
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
@@ -68,6 +66,10 @@ def faster_choices(setting: Setting, plan: Plan) -> list[Hint]:
 def _other_pins(setting: Setting, plan: Plan) -> Iterator[Hint]:
     """Yield for each pin the value that would be planned if it alone were free, where that is another one."""
     recipe = setting.recipe
+    if not recipe.pins:
+        return
+    from llmlaunch.planner.changes import BELONGS, as_pin, planned, relax_pins, stated_value
+
     for name, pin in recipe.pins.items():
         if name == "recompute" and any(stated_value(recipe, other) for other in BELONGS):
             continue
@@ -88,6 +90,8 @@ def _other_batches(setting: Setting, plan: Plan) -> Iterator[Hint]:
     batch = recipe.workload.global_batch_size
     if batch % recipe.world_size == 0:
         return
+    from llmlaunch.planner.changes import as_pin, planned, resized
+
     here = {name: as_pin(name, int(getattr(plan.layout, name))) for name in KEPT_WITH_BATCH}
     near = replace(recipe, pins={**{name: value for name, value in here.items() if value is not None}, **recipe.pins})
     rates: dict[int, float] = {}
@@ -139,6 +143,8 @@ def _libraries(setting: Setting, plan: Plan) -> Iterator[Hint]:
 
 def _gains(setting: Setting, plan: Plan, **changed: Any) -> Iterator[float]:
     """Yield what the planned layout gains with `changed` fields of its recipe; nothing where it is not safe so."""
+    from llmlaunch.planner.judge import safe_layouts
+
     recipe = replace(setting.recipe, **{"techniques": plan.chosen.techniques, **changed})
     for seconds, _ in safe_layouts(setting, recipe, [plan.layout]):
         yield plan.chosen.step_seconds / seconds - 1.0

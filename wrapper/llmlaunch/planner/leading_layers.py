@@ -15,19 +15,9 @@ import numpy as np
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.job import Job, layer_kinds
-from llmlaunch.planner.stage_balance import SAME, Costs, balance_alike
+from llmlaunch.memory.job import Job
+from llmlaunch.planner.stage_balance import SAME, Costs, balance_alike, leading_dense_layers
 from llmlaunch.planner.stage_capacities import most_that_fit, rank_device_bytes
-
-MOST_LEADING = 4  # dense layers; each one more doubles the ways to share them out
-
-
-def leading_dense_layers(job: Job) -> int:
-    """Return how many layers are dense if these are few, come first, and all layers are trained; else 0."""
-    kinds = list(layer_kinds(job.shape))
-    dense = kinds.count(0)
-    few = 0 < dense < len(kinds) and dense <= MOST_LEADING and all(kinds[dense:])
-    return dense if few and job.techniques.trained_layers is None else 0
 
 
 @frozen

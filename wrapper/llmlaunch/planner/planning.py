@@ -7,30 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.calibration.support import MeasuredStep, Rehearsal, TimeEvidence
+from llmlaunch.calibration.support import NO_LESSONS, MeasuredStep, Rehearsal, TimeEvidence
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.slurm_options import limit_seconds
-from llmlaunch.errors import UserError
 from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, Estimate, estimate
-from llmlaunch.memory.job import Job
-from llmlaunch.planner.budgets import budget_shares
-from llmlaunch.planner.changed_choice import changed_choice
-from llmlaunch.planner.doubt import argument_notes, verdict_with_arguments
+from llmlaunch.memory.job import NO_CORRECTION, Job
+from llmlaunch.planner.budgets import most_exceeded
 from llmlaunch.planner.expected_end import expected_end
 from llmlaunch.planner.fewer_and_faster import faster_on_fewer
 from llmlaunch.planner.headroom import fuller_layout, search_with_headroom
-from llmlaunch.planner.plan import (
-    Candidate,
-    JobLength,
-    Limit,
-    NodeTrial,
-    Plan,
-    Sizing,
-    as_planned,
-)
-from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
+from llmlaunch.planner.plan import Candidate, ChangedChoice, JobLength, Limit, Plan, WhatIf, as_planned
 from llmlaunch.planner.racks import rack_note
 from llmlaunch.planner.search import (
     BROKEN_ESTIMATE,
@@ -42,21 +30,12 @@ from llmlaunch.planner.search import (
     SearchResult,
     faster_layout,
 )
-from llmlaunch.planner.setting import Setting, node_of, timed_cluster
+from llmlaunch.planner.setting import Setting, node_of, setting_of, timed_cluster
 from llmlaunch.planner.single_runs import with_pace_of
-from llmlaunch.planner.sizing import (
-    DEFAULT_MOST_NODES,
-    length_text,
-    most_exceeded,
-    most_nodes,
-    smallest_cluster,
-    splittable,
-    sufficient_budget,
-)
-from llmlaunch.planner.what_if import swap_note, what_ifs_of, with_solved_share
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.techniques.switches import FULL_ITERATION
+from llmlaunch.techniques.what_ifs import SOLVED_SHARE
 from llmlaunch.timing.arithmetic import utilisation
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.step import StepTime, step_time
@@ -64,7 +43,6 @@ from llmlaunch.units import GB, GIB, duration
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
 ALTERNATIVES = 5
-BUDGET_CANDIDATES = 150_000  # of the search for nodes that stay within the recipe's budget (`pricing_budget`)
 
 
 def make_plan(setting: Setting) -> Plan:
@@ -80,7 +58,10 @@ def make_plan(setting: Setting) -> Plan:
 
 def _searched_plan(setting: Setting) -> tuple[Setting, Plan, LegalLayouts | None]:
     """Return the plan, the setting whose search found it, and the layouts that were searched."""
-    setting = with_solved_share(setting)
+    if setting.recipe.techniques.swapped_share == SOLVED_SHARE:
+        from llmlaunch.planner.what_if import with_solved_share
+
+        setting = with_solved_share(setting)
     result = search_with_headroom(setting)
     if not len(result.points):
         from llmlaunch.planner.no_legal_layout import locked_is_illegal, no_layout  # imported only for a failure
@@ -145,14 +126,14 @@ def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:
             *_row_note(job),
             *([] if time.measured else _switches_note(setting, job, chosen.layout)),
             *_script_note(recipe, arguments),
-            *argument_notes(verdict, arguments, detail),
+            *_argument_notes(verdict, arguments, detail),
         ),
         correction=setting.lessons.correction,
         rehearsed=rehearsed,
         accepts_tight=recipe.memory.accept == TIGHT,
         locked_by=recipe.locked_by,
         arguments=arguments,
-        what_ifs=what_ifs_of(setting, planned, chosen.layout, result.pace),
+        what_ifs=_what_ifs(setting, planned, chosen.layout, result.pace),
         unrendered=setting.backend.unrendered(recipe),
         faster=faster_layout(result, recipe) if safe and place == 0 and recipe.preference else None,
         fuller=fuller_layout(setting, result) if place == 0 else None,
@@ -188,9 +169,27 @@ def _verdict(
     if rehearsed is not None and rehearsed.safe and may_run:
         return SAFE, ""
     verdict = UNSAFE if not may_run else TIGHT if setting.widened else SAFE
-    if rehearsed is not None or detail.fault is not None:
+    if rehearsed is not None or detail.fault is not None or not arguments.unknown:
         return verdict, ""
+    from llmlaunch.planner.doubt import verdict_with_arguments  # only for arguments that nobody knows
+
     return verdict_with_arguments(verdict, arguments, detail, setting.limit)
+
+
+def _argument_notes(verdict: str, arguments: ClassedArguments, detail: Estimate) -> tuple[str, ...]:
+    if not arguments.costing:
+        return ()
+    from llmlaunch.planner.doubt import argument_notes
+
+    return argument_notes(verdict, arguments, detail)
+
+
+def _what_ifs(setting: Setting, planned: Recipe, layout: Layout, pace: float) -> tuple[WhatIf, ...]:
+    if not planned.techniques.what_ifs:
+        return ()
+    from llmlaunch.planner.what_if import what_ifs_of
+
+    return what_ifs_of(setting, planned, layout, pace)
 
 
 def _script_note(recipe: Recipe, arguments: ClassedArguments) -> tuple[str, ...]:
@@ -242,78 +241,49 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
     """
     recipe, sizing = setting.recipe, None
     if recipe.nodes == AUTO_NODES:
+        from llmlaunch.planner.sizing import most_nodes, smallest_cluster
+
         sizing = smallest_cluster(setting, 1, most_nodes(recipe))
-        sized = replace(recipe, nodes=sizing.nodes or _nearest(setting, sizing).nodes)
+        nodes = sizing.nodes
+        if nodes is None:
+            from llmlaunch.planner.beyond_budget import nearest_count
+
+            nodes = nearest_count(setting, sizing).nodes
+        sized = replace(recipe, nodes=nodes)
         setting = setting.with_recipe(replace(sized, digest=recipe_digest(sized)))  # as if that number were written
     setting, plan, legal = _searched_plan(setting)
     expected = expected_end(setting.recipe, plan.chosen, setting.lessons, ran_before=plan.time.measured is not None)
-    changed = changed_choice(setting, plan, legal)
+    changed = _changed_choice(setting, plan, legal)
     plan = replace(plan, sizing=sizing, budget=recipe.budget, expected=expected, changed=changed)
     plan = replace(plan, faster_on_fewer=faster_on_fewer(setting, plan))
     if not plan.may_run or most_exceeded(recipe.budget, plan.length) is None:
         return setting, plan
-    return setting, replace(plan, beyond_budget=_beyond_budget(setting, plan))
+    from llmlaunch.planner.beyond_budget import beyond_budget
+
+    return setting, replace(plan, beyond_budget=beyond_budget(setting, plan))
 
 
-def _nearest(setting: Setting, sizing: Sizing) -> NodeTrial:
-    """Return the best of counts that all fail: the safe one that exceeds the budget least, else the one whose memory
-    is nearest to fitting."""
-    recipe = setting.recipe
-    safe = [(trial, trial.length) for trial in sizing.tried if trial.length is not None]
-    if safe:
-        return min(safe, key=lambda pair: max(budget_shares(recipe.budget, pair[1]).values(), default=0.0))[0]
-    legal = [trial for trial in sizing.tried if trial.device_bytes is not None]
-    if not legal:
-        from llmlaunch.planner.no_legal_layout import tightest_rule
+def _changed_choice(setting: Setting, plan: Plan, legal: LegalLayouts | None) -> ChangedChoice | None:
+    """Return the layout that would be planned without any measured run or rehearsal of this site, where these may have
+    led to another one; None where the plan is kept by a lock."""
+    without = setting_of(setting.recipe, setting.backend, setting.baseline_bytes, NO_LESSONS)
+    if setting.recipe.locked_by or not _matters(setting, without):
+        return None
+    from llmlaunch.planner.changed_choice import changed_choice
 
-        first, last = sizing.tried[0], sizing.tried[-1]
-        can_split = splittable(setting, np.array([first.nodes]))[0]
-        rule = tightest_rule(setting.with_recipe(replace(recipe, nodes=first.nodes)))[0] if can_split else None
-        why = first.reason if rule is None else f"no layout is legal: {rule.sentence} [{rule.key}]"
-        raise UserError(
-            f"{recipe.path}: nodes: auto: no number of nodes up to {last.nodes} has a legal layout; "
-            f"on {first.nodes}, {why}; change the batch or the pins accordingly"
-        )
-    return min(legal, key=lambda trial: trial.device_bytes or 0)
+    return changed_choice(setting, without, plan, legal)
 
 
-def _beyond_budget(setting: Setting, plan: Plan) -> str:
-    """Return by what the plan exceeds the budget, and the nearest number of nodes or budget that would do."""
-    recipe, budget = setting.recipe, setting.recipe.budget
-    key = most_exceeded(budget, plan.length)
-    allowed = getattr(budget, key or "")
-    tightest = (
-        f"no safe layout stays within the budget: on nodes: {recipe.nodes} the fastest, {plan.layout.describe()}, "
-        f"takes {length_text(plan.length, key)} of budget.{key}: {allowed:,.10g}"
-    )
-    try:
-        with PricingBudget(BUDGET_CANDIDATES).limiting():
-            return f"{tightest}. {_sufficient(setting, plan)}"
-    except BudgetSpent:
-        return f"{tightest}. The search for what would stay within it ended at its own budget of layouts."
-
-
-def _sufficient(setting: Setting, plan: Plan) -> str:
-    """Return the number of nodes, or the budget, with which a plan would not exceed it."""
-    recipe, budget = setting.recipe, setting.recipe.budget
-    within = plan.sizing or smallest_cluster(setting, 1, most_nodes(recipe))
-    most = within.tried[-1].nodes
-    if within.nodes is not None:
-        return f"The fewest that stay within it: nodes: {within.nodes} ({_last_length_text(within)})."
-    more = smallest_cluster(setting, most + 1, DEFAULT_MOST_NODES)
-    if more.nodes is not None:
-        return f"More would: budget.max_nodes: {more.nodes} ({_last_length_text(more)})."
-    nearest = _nearest(setting, Sizing(within.tried + more.tried))
-    length = nearest.length or plan.length
+def _matters(setting: Setting, without: Setting) -> bool:
+    """Whether anything measured may lead to another layout."""
+    lessons = setting.lessons
     return (
-        f"No number of nodes up to {max(most, DEFAULT_MOST_NODES)} does; nodes: {nearest.nodes} would with "
-        f"{sufficient_budget(budget, length)}."
+        bool(lessons.rehearsals)
+        or any(step.decides for step in lessons.measured_steps)
+        or not lessons.time.changes_nothing
+        or lessons.correction != NO_CORRECTION
+        or setting.limit.limit_bytes != without.limit.limit_bytes
     )
-
-
-def _last_length_text(sizing: Sizing) -> str:
-    length = sizing.tried[-1].length
-    return length_text(length) if length is not None else ""
 
 
 def time_limit_note(recipe: Recipe, length: JobLength) -> tuple[str, ...]:
@@ -378,6 +348,8 @@ def host_link_notes(setting: Setting, job: Job, layout: Layout) -> tuple[str, ..
         "computation hides"
     ]
     if job.techniques.swapped_share:
+        from llmlaunch.planner.what_if import swap_note
+
         notes.append(swap_note(setting, job, layout))
     return tuple(notes)
 

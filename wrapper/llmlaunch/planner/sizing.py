@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.budgets import DAYS, GPU_HOURS, budget_shares
+from llmlaunch.planner.budgets import DAYS, GPU_HOURS, budget_shares, most_exceeded
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
@@ -225,12 +225,6 @@ def _no_legal_reason(result: SearchResult) -> str:
     key, _ = max(result.refused.items(), key=lambda item: item[1])
     sentence = next((rule.sentence for rule in result.rules if rule.key == key), key)
     return f"no layout is legal, most because {sentence} [{key}]"
-
-
-def most_exceeded(budget: Budget, length: JobLength) -> str | None:
-    """Return the key of the budget that the job exceeds most; None where it stays within."""
-    over = {key: share for key, share in budget_shares(budget, length).items() if share > 1.0}
-    return max(over, key=lambda key: over[key]) if over else None
 
 
 def length_text(length: JobLength, key: str | None = None) -> str:

@@ -15,8 +15,10 @@ import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
+from llmlaunch.memory.job import Job, layer_kinds
 
 SAME = 1e-9  # seconds that differ by less are equal: sums of floats do not come out the same in every order
+MOST_LEADING = 4  # dense layers before mixtures; each one more doubles the ways to share them out
 
 
 @frozen
@@ -38,6 +40,19 @@ class Costs:
             column[index] for column in (self.dense, self.mixture, self.first, self.last, self.loss)
         )
         return Costs(dense, mixture, first, last, loss, tuple(column[index] for column in self.kinds))
+
+
+def leading_dense_layers(job: Job) -> int:
+    """Return how many layers are dense if these are few, come first, and all layers are trained; else 0."""
+    kinds = list(layer_kinds(job.shape))
+    dense = kinds.count(0)
+    few = 0 < dense < len(kinds) and dense <= MOST_LEADING and all(kinds[dense:])
+    return dense if few and job.techniques.trained_layers is None else 0
+
+
+def empty_stages(job: Job) -> int:
+    """Return how many stages hold no layers: that of the loss, where prediction heads lie on the one before it."""
+    return int(job.techniques.heads_before_loss)
 
 
 def balance_alike(

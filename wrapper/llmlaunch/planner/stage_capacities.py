@@ -11,15 +11,11 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.candidates import stages_alike
 from llmlaunch.memory.job import Job, RankColumns, layer_kinds, of_classes
 from llmlaunch.memory.peak import device_bytes, rank_sums
+from llmlaunch.planner.stage_balance import empty_stages
 
 PIECE = 8192  # ranks priced at a time, so that the columns of the formula stay in the processor's cache
 SAMPLED = 8  # ranks asked first, of pipelines with several times as many
 CHORDS = 3  # interpolations before plain bisection: bytes are nearly affine in the layers
-
-
-def empty_stages(job: Job) -> int:
-    """Return how many stages hold no layers: that of the loss, where prediction heads lie on the one before it."""
-    return int(job.techniques.heads_before_loss)
 
 
 def capacities(job: Job, layouts: LayoutColumns, limit_bytes: float, most_layers: IntColumn | None = None) -> IntColumn:

@@ -15,14 +15,14 @@ from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.candidates import stages_alike
 from llmlaunch.memory.job import Job, layer_kinds, least
-from llmlaunch.planner.leading_layers import (
-    balance_leading,
+from llmlaunch.planner.stage_balance import (
+    SAME,
+    Costs,
+    balance_alike,
+    balance_kinds,
+    empty_stages,
     leading_dense_layers,
-    may_hold_mixtures,
-    mixture_capacities,
 )
-from llmlaunch.planner.stage_balance import SAME, Costs, balance_alike, balance_kinds
-from llmlaunch.planner.stage_capacities import capacities, empty_stages, fitting, may_hold_all
 from llmlaunch.timing.passes import fills_and_drains
 from llmlaunch.timing.stages import heads_seconds, stage_seconds
 
@@ -70,8 +70,12 @@ def balanced_within(
     if empty_stages(job):
         pass  # the last rank holds no layers, and the one before it more than those before that
     elif stages_alike(job):
+        from llmlaunch.planner.stage_capacities import may_hold_all  # imported only where memory limits the stages
+
         rows = rows[may_hold_all(job, layouts.take(rows), limit_bytes, most[rows])]
     elif leading_dense_layers(job) and len(rows):
+        from llmlaunch.planner.leading_layers import may_hold_mixtures
+
         rows = rows[may_hold_mixtures(job, layouts.take(rows), limit_bytes)]
     chosen, cost, most = layouts.take(rows), costs.take(rows), most[rows]
     if not len(rows):
@@ -125,9 +129,14 @@ def _one_chunk(
     if stages_alike(job):
         layer, layers = costs.mixture if job.shape.moe is not None else costs.dense, job.shape.num_layers
         most = np.full((len(layouts), int(pipeline.max(initial=1))), layers)
-        most = most if limit_bytes is None else capacities(job, layouts, limit_bytes, most_layers)
+        if limit_bytes is not None:
+            from llmlaunch.planner.stage_capacities import capacities
+
+            most = capacities(job, layouts, limit_bytes, most_layers)
         return _splits(job, balance_alike(layer, costs.first, costs.last, pipeline, layers, most)[0])
     if dense:
+        from llmlaunch.planner.leading_layers import balance_leading, mixture_capacities
+
         held = None if limit_bytes is None else mixture_capacities(job, layouts, limit_bytes, most_layers)
         return _splits(job, balance_leading(costs, pipeline, (dense, job.shape.num_layers - dense), held)[0])
     return [_of_any_kinds(job, layouts.take(np.array([row])), costs, row, limit_bytes) for row in range(len(layouts))]
@@ -142,10 +151,13 @@ def _splits(job: Job, table: IntColumn) -> list[Split]:
 def _of_any_kinds(job: Job, layout: LayoutColumns, costs: Costs, row: int, limit_bytes: float | None) -> Split:
     """Split layers whose kinds take turns, one chunk to a rank; empty where there is no such split."""
     layers = [float(costs.kinds[kind][row]) for kind in model_of(job.shape).order]
-    fits = None if limit_bytes is None else fitting(job, layout, limit_bytes)
     empty = empty_stages(job)
     pipeline = int(layout.pipeline[0]) - empty
-    fits = fits if fits is None else fits[:pipeline]
+    fits: BoolColumn | None = None
+    if limit_bytes is not None:
+        from llmlaunch.planner.stage_capacities import fitting
+
+        fits = fitting(job, layout, limit_bytes)[:pipeline]
     split = balance_kinds(layers, float(costs.first[row]), float(costs.last[row]), pipeline, fits)
     return (*split, *(0,) * empty) if split else ()
 

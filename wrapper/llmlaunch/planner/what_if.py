@@ -17,7 +17,6 @@ from llmlaunch.planner.plan import WhatIf
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
-from llmlaunch.techniques.what_ifs import SOLVED_SHARE
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
 from llmlaunch.timing.products import split_of
 from llmlaunch.timing.stages import pieces
@@ -52,10 +51,7 @@ def with_solved_share(setting: Setting) -> Setting:
     share that the link carries while a layer computes, and that host memory holds (MEMO, Zhao et al. 2025, section
     4.2). What is recomputed besides makes a layer slower in its backward pass alone, so the share hardly depends on
     the layout, and a few rounds settle it."""
-    recipe = setting.recipe
-    if recipe.techniques.swapped_share != SOLVED_SHARE:
-        return setting
-    share = 1.0
+    recipe, share = setting.recipe, 1.0
     for _ in range(ROUNDS):
         solved = setting.with_recipe(replace(recipe, techniques=replace(recipe.techniques, swapped_share=share)))
         result = search_with_headroom(solved)

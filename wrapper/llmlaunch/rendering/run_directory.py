@@ -15,7 +15,8 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.registry import backend_for
-from llmlaunch.planner.plan import Fallback, Plan, as_planned, plan_json
+from llmlaunch.planner.plan import Fallback, Plan, as_planned
+from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.arguments_json import arguments_json
 from llmlaunch.rendering.node_archive import node_archive

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.memory.estimator import RankEstimate
-from llmlaunch.planner.judge import correction_text, risk_text, unknown_arguments_text
 from llmlaunch.planner.placement import ExpectedPlacement
 from llmlaunch.planner.plan import (
     NO_LAYOUT,
@@ -19,6 +18,7 @@ from llmlaunch.planner.plan import (
     fujii_verdict,
 )
 from llmlaunch.planner.preference import headroom_rule
+from llmlaunch.planner.refusal import correction_text, risk_text, unknown_arguments_text
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.fewer_nodes_text import faster_on_fewer_sentence, fewer_nodes_table
 from llmlaunch.report.length_text import length_lines
