@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "wrapper")]
 
 from llmlaunch.accuracy.summary import rank_correlation, throughput  # noqa: E402
-from llmlaunch.calibration.evidence import JobClass, evidence_margin  # noqa: E402
+from llmlaunch.calibration.evidence import JobClass  # noqa: E402
+from llmlaunch.calibration.margins import margin_by_evidence  # noqa: E402
 from llmlaunch.calibration.records import read_records  # noqa: E402
 from llmlaunch.cluster.cards import machines  # noqa: E402
 from llmlaunch.cluster.load import load_cluster  # noqa: E402
@@ -149,7 +150,7 @@ def limits(runs: Sequence[MeasuredLayout], family: str) -> dict[str, float]:
     margins = {}
     for device in {run.cluster.accelerator.name: run.cluster.accelerator for run in runs}.values():
         job = JobClass("megatron", mixture=False, narrow=False, capability=device.compute_capability)
-        margin = evidence_margin(job, device.memory_bytes, without_source=family)
+        margin = margin_by_evidence(job, device.memory_bytes, without_source=family)
         assert margin is not None
         margins[device.name] = float(margin.limit_bytes)
     return margins

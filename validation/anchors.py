@@ -13,7 +13,7 @@ from typing import Any
 
 from llmlaunch.accuracy.scoring import OUTCOMES, ScoredRecord
 from llmlaunch.accuracy.summary import errors, judged
-from llmlaunch.calibration.margins import FUJII_SHARE
+from llmlaunch.calibration.evidence import FUJII_SHARE
 from llmlaunch.calibration.stated.completion import with_defaults
 from llmlaunch.layout import RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.models.shape import ModelShape

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from llmlaunch.calibration.support import NO_LESSONS, Lessons
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.planner.legality import first_failed, situation

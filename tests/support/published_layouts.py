@@ -12,10 +12,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.planner.plan import Candidate, Limit, as_planned
+from llmlaunch.planner.plan import Candidate, as_planned
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.load import recipe_from
@@ -139,7 +140,7 @@ class PricedLayout:
     """A published layout as it is predicted."""
 
     candidate: Candidate
-    limit: Limit
+    limit: Margin
     terms: Mapping[str, float]
 
     @property

@@ -7,8 +7,10 @@ from functools import cache
 
 import pytest
 
-from llmlaunch.calibration.support import Rehearsal
-from llmlaunch.planner.plan import Limit, Plan
+from llmlaunch.calibration.evidence import UNIT_SHARE
+from llmlaunch.calibration.lessons import Rehearsal
+from llmlaunch.calibration.margins import Margin
+from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import SAFE, TIGHT
@@ -27,31 +29,40 @@ def needed_gib() -> float:
     return plan_of(RECIPE, ONE_LAYOUT).device_bytes / GIB
 
 
+def bytes_leaving(units: float, fits_bytes: int) -> int:
+    """Return the prediction that leaves so many units of shortfall free of `fits_bytes`."""
+    return round((fits_bytes - units * GIB) / (1.0 + units * UNIT_SHARE))
+
+
 @dataclass(frozen=True)
 class RiskBySize:
-    """Stated risks: each holds up to a number of GiB, ascending; beyond the last, every run dies."""
+    """Stated risks of a card of `fits_bytes`: each holds up to a number of GiB, ascending; beyond the last, every run
+    dies."""
 
+    fits_bytes: int
     steps: tuple[tuple[float, float], ...]
 
-    def risk_of(self, device_bytes: int) -> float | None:
+    def risk_of(self, units: float) -> float:
+        device_bytes = bytes_leaving(units, self.fits_bytes)
         return next((risk for most_gib, risk in self.steps if device_bytes <= most_gib * GIB), 1.0)
 
 
-def hand_made_limit(limit_gib: float, fits_gib: float | None, *risks: tuple[float, float]) -> Limit:
+def hand_made_limit(limit_gib: float, fits_gib: float | None, *risks: tuple[float, float]) -> Margin:
     """Return a limit on an 80 GB card; without `risks` none can be stated."""
-    return Limit(
+    fits_bytes = None if fits_gib is None else int(fits_gib * GIB)
+    return Margin(
         limit_bytes=int(limit_gib * GIB),
         memory_bytes=int(79.1 * GIB),
         memory_source="by hand",
         reason="by 12 measured runs",
-        fits_bytes=None if fits_gib is None else int(fits_gib * GIB),
-        evidence=RiskBySize(risks) if risks else None,
+        fits_bytes=fits_bytes,
+        evidence=RiskBySize(fits_bytes, risks) if risks else None,
     )
 
 
-def judge_by(monkeypatch: pytest.MonkeyPatch, limit: Limit) -> None:
+def judge_by(monkeypatch: pytest.MonkeyPatch, limit: Margin) -> None:
     """Judge every plan of this test by `limit`, whatever its card."""
-    monkeypatch.setattr("llmlaunch.planner.setting.memory_limit", lambda *_: limit)
+    monkeypatch.setattr("llmlaunch.planner.setting.device_margin", lambda *_: limit)
 
 
 def rehearsal_of(plan: Plan, setting: Setting, device_gib: float) -> Rehearsal:

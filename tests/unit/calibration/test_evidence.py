@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from llmlaunch.calibration import evidence
 from llmlaunch.calibration.evidence import (
+    DEATH,
     DIED,
     FITTED,
     LIVED,
     TABLE,
     EvidenceRun,
     JobClass,
-    evidence_margin,
+    Score,
     own_runs,
     shipped_runs,
     unit_bytes,
 )
-from llmlaunch.calibration.margins import DIED as DEATH
-from llmlaunch.calibration.margins import Score
+from llmlaunch.calibration.margins import Margin, margin_by_evidence
 from llmlaunch.units import GIB
 from support.evidence_table import evidence_table
 
@@ -35,6 +35,18 @@ CARD = 80 * GIB
 def run_of(shortfall_gib: float, outcome: str = LIVED, job: JobClass = DENSE, source: str = "a") -> EvidenceRun:
     predicted = 60 * GIB
     return EvidenceRun("run", source, job, outcome, predicted, round(shortfall_gib * GIB))
+
+
+def units(margin: Margin) -> float:
+    """Return how many units of shortfall the margin keeps free."""
+    assert margin.evidence is not None
+    assert margin.risk is not None
+    return margin.evidence.units_at(margin.risk)
+
+
+def widened(margin: Margin) -> bool:
+    assert margin.evidence is not None
+    return margin.evidence.widened
 
 
 @pytest.fixture
@@ -70,12 +82,12 @@ def test_the_summed_loss_of_the_runs_behind_a_margin_keeps_to_its_risk(
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evidence, "shipped_runs", lambda: tuple(runs))
-        margin = evidence_margin(DENSE, CARD, risk)
+        margin = margin_by_evidence(DENSE, CARD, risk)
     assert margin is not None
-    lost = sum(run.outcome != FITTED and run.units >= margin.units for run in runs)
+    lost = sum(run.outcome != FITTED and run.units >= units(margin) for run in runs)
     assert lost + 1 <= Fraction(str(risk)) * (len(runs) + 1)
     assert margin.limit_bytes <= CARD
-    assert margin.limit_bytes + margin.units * unit_bytes(margin.limit_bytes) == pytest.approx(CARD, abs=4)
+    assert margin.limit_bytes + units(margin) * unit_bytes(margin.limit_bytes) == pytest.approx(CARD, abs=4)
     assert margin.risk_of(margin.limit_bytes - GIB) <= risk
 
 
@@ -86,47 +98,47 @@ def test_a_margin_covers_the_next_run_of_its_class_as_often_as_it_says(table: li
     for _ in range(300):
         sizes = [draw.choice([0.1, 0.5, 1.0]) * draw.expovariate(0.5) - 1.0 for _ in range(41)]
         table[:] = [run_of(size, source="ab"[index % 2]) for index, size in enumerate(sizes[:-1])]
-        margin = evidence_margin(DENSE, CARD, 0.1)
+        margin = margin_by_evidence(DENSE, CARD, 0.1)
         assert margin is not None
-        missed += run_of(sizes[-1]).units > margin.units
+        missed += run_of(sizes[-1]).units > units(margin)
     assert missed / 300 <= 0.14
 
 
 def test_a_death_that_the_margin_would_have_called_safe_raises_it(table: list[EvidenceRun]) -> None:
     table += [run_of(0.0, source="ab"[index % 2]) for index in range(40)]
-    before = evidence_margin(DENSE, CARD, 0.05)
+    before = margin_by_evidence(DENSE, CARD, 0.05)
     table += [run_of(8.0, DIED), run_of(8.0, DIED)]
-    after = evidence_margin(DENSE, CARD, 0.05)
+    after = margin_by_evidence(DENSE, CARD, 0.05)
     assert before is not None
     assert after is not None
     assert after.limit_bytes < before.limit_bytes
-    assert 60 * GIB + after.units * unit_bytes(60 * GIB) >= 68 * GIB, "what died is not safe on its card"
+    assert 60 * GIB + units(after) * unit_bytes(60 * GIB) >= 68 * GIB, "what died is not safe on its card"
 
 
 def test_too_few_runs_of_a_class_are_pooled_wider_and_said(table: list[EvidenceRun]) -> None:
     table += [run_of(1.0, source="ab"[index % 2]) for index in range(40)]
     table += [run_of(3.0, job=replace(DENSE, narrow=True)) for _ in range(40)]
-    own = evidence_margin(DENSE, CARD, 0.05)
-    wider = evidence_margin(replace(DENSE, narrow=True), CARD, 0.05)  # its runs are of one source
+    own = margin_by_evidence(DENSE, CARD, 0.05)
+    wider = margin_by_evidence(replace(DENSE, narrow=True), CARD, 0.05)  # its runs are of one source
     assert own is not None
     assert wider is not None
-    assert (own.widened, own.runs) == (False, 40)
-    assert (wider.widened, wider.runs) == (True, 80)
-    assert "dense models" in wider.sentence
-    assert "its own class has too few" in wider.sentence
+    assert (widened(own), own.runs) == (False, 40)
+    assert (widened(wider), wider.runs) == (True, 80)
+    assert "dense models" in wider.reason
+    assert "its own class has too few" in wider.reason
 
 
 def test_no_bound_without_runs_on_such_cards_nor_at_a_risk_too_small(table: list[EvidenceRun]) -> None:
     table += [run_of(1.0, source="ab"[index % 2]) for index in range(40)]
-    assert evidence_margin(replace(DENSE, capability="7.0"), CARD, 0.05) is None
-    assert evidence_margin(DENSE, CARD, 0.01) is None
-    assert evidence_margin(DENSE, CARD, 0.05, without_source="a") is None, "the rest are too few"
+    assert margin_by_evidence(replace(DENSE, capability="7.0"), CARD, 0.05) is None
+    assert margin_by_evidence(DENSE, CARD, 0.01) is None
+    assert margin_by_evidence(DENSE, CARD, 0.05, without_source="a") is None, "the rest are too few"
 
 
 def test_a_family_never_decides_over_itself() -> None:
     for source in {run.source for run in shipped_runs()}:
         with_it = [run for run in shipped_runs() if run.source != source]
-        margin = evidence_margin(DENSE, CARD, without_source=source)
+        margin = margin_by_evidence(DENSE, CARD, without_source=source)
         assert margin is not None
         assert margin.runs <= len(with_it)
 
@@ -136,7 +148,7 @@ def test_the_stores_runs_join_the_shipped_ones() -> None:
     runs = own_runs(scores, DENSE, CARD)
     assert runs[0].shortfall_bytes == pytest.approx(0.2 * 0.9 * 0.8 * CARD, abs=1)
     assert runs[-1].shortfall_bytes == pytest.approx(CARD * (1 - 0.72), abs=1)
-    alone, joined = evidence_margin(DENSE, CARD), evidence_margin(DENSE, CARD, own_runs=runs)
+    alone, joined = margin_by_evidence(DENSE, CARD), margin_by_evidence(DENSE, CARD, own_runs=runs)
     assert alone is not None
     assert joined is not None
     assert joined.runs == alone.runs + 31
@@ -144,7 +156,7 @@ def test_the_stores_runs_join_the_shipped_ones() -> None:
 
 
 def test_a_larger_prediction_never_has_a_smaller_stated_risk() -> None:
-    margin = evidence_margin(DENSE, CARD)
+    margin = margin_by_evidence(DENSE, CARD)
     assert margin is not None
     risks = [margin.risk_of(round(share / 100 * CARD)) for share in range(40, 111)]
     assert risks == sorted(risks)
@@ -152,7 +164,7 @@ def test_a_larger_prediction_never_has_a_smaller_stated_risk() -> None:
 
 
 def test_a_large_card_keeps_more_free_than_a_small_one_and_a_smaller_share() -> None:
-    small, large = evidence_margin(DENSE, CARD), evidence_margin(DENSE, 270 * GIB)
+    small, large = margin_by_evidence(DENSE, CARD), margin_by_evidence(DENSE, 270 * GIB)
     assert small is not None
     assert large is not None
     assert CARD - small.limit_bytes < 270 * GIB - large.limit_bytes

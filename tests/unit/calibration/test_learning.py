@@ -16,8 +16,8 @@ import pytest
 from llmlaunch.calibration import pool as pool_module
 from llmlaunch.calibration.calibrations import Calibration
 from llmlaunch.calibration.cases import Prediction
+from llmlaunch.calibration.evidence import FUJII_SHARE
 from llmlaunch.calibration.learning import LearningResult, folds_of, learn
-from llmlaunch.calibration.margins import FUJII_SHARE
 from llmlaunch.calibration.peaks import FEWEST_RUNS, PeakRuns, peak_runs, score_runs, uniform
 from llmlaunch.calibration.pool import Pool, gather, pools
 from llmlaunch.calibration.residual import PARTS, Equations, correction_of, equations_of

@@ -12,12 +12,20 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmlaunch.calibration import margins
-from llmlaunch.calibration.margins import DIED, Bound, Score, leave_one_out_bounds, no_margin, runs_needed, upper_ratio
+from llmlaunch.calibration import evidence
+from llmlaunch.calibration.evidence import (
+    DEATH,
+    Bound,
+    Score,
+    leave_one_out_bounds,
+    no_bound_sentence,
+    runs_needed,
+    upper_ratio,
+)
 
 RISKS = st.sampled_from([0.5, 0.3, 0.25, 0.2, 0.1, 0.05])
 LIVED = st.floats(0.2, 5.0, allow_nan=False)
-SCORES = st.lists(st.one_of(LIVED, st.just(DIED)), max_size=60)
+SCORES = st.lists(st.one_of(LIVED, st.just(DEATH)), max_size=60)
 
 
 def bound(scores: list[float], risk: float) -> float:
@@ -50,14 +58,14 @@ def test_deaths_seen_only_as_deaths_keep_the_promise(seed: int) -> None:
     random, trials, runs, risk = np.random.default_rng(seed), 4000, 60, 0.1
     true = 1.0 + random.standard_t(3, size=(trials, runs + 1)) * 0.2
     card = random.uniform(1.0, 2.0, size=(trials, runs))
-    observed = np.where(true[:, :-1] > card, DIED, true[:, :-1])
+    observed = np.where(true[:, :-1] > card, DEATH, true[:, :-1])
     within = sum(row[-1] <= bound(list(scores), risk) for row, scores in zip(true, observed, strict=True))
     assert within / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
 
 
 @given(SCORES, RISKS)
 def test_a_death_never_lowers_the_bound_nor_makes_one(scores: list[float], risk: float) -> None:
-    before, after = upper_ratio(scores, risk), upper_ratio([*scores, DIED], risk)
+    before, after = upper_ratio(scores, risk), upper_ratio([*scores, DEATH], risk)
     if after is not None:
         assert before is not None
         assert after >= before
@@ -84,12 +92,12 @@ def test_a_risk_is_bounded_from_just_the_runs_it_needs(risk: float, needed: int)
 
 
 def test_no_bound_is_said_with_its_numbers() -> None:
-    assert no_margin(0.01, 3).sentence == "risk 0.01 needs 99 comparable runs, the store holds 3"
-    assert "5 of the 120 comparable runs" in no_margin(0.01, 120, died=5).sentence
+    assert no_bound_sentence(0.01, 3) == "risk 0.01 needs 99 comparable runs, the store holds 3"
+    assert "5 of the 120 comparable runs" in no_bound_sentence(0.01, 120, died=5)
 
 
 def bound_at(risk: float, runs: Sequence[tuple[float, float | None]]) -> Bound:
-    return margins.bound_at(risk, [Score(ratio, "device", "dense gated", None, share) for ratio, share in runs])
+    return evidence.bound_at(risk, [Score(ratio, "device", "dense gated", None, share) for ratio, share in runs])
 
 
 def test_the_worse_bound_counts_where_enough_runs_are_near_the_limit() -> None:
@@ -107,7 +115,7 @@ def test_the_worse_bound_counts_where_enough_runs_are_near_the_limit() -> None:
 
 
 def test_deaths_near_the_limit_leave_no_bound() -> None:
-    bound = bound_at(0.1, [*[(1.0, 0.2)] * 100, *[(1.0, 0.9)] * 9, (DIED, 0.9), (DIED, 0.95)])
+    bound = bound_at(0.1, [*[(1.0, 0.2)] * 100, *[(1.0, 0.9)] * 9, (DEATH, 0.9), (DEATH, 0.95)])
     assert bound.ratio == 1.0
     assert bound.near_limit_ratio is None
     assert bound.worse is None

@@ -9,9 +9,8 @@ import pytest
 
 from llmlaunch.accuracy.coverage import comparable_runs, coverage
 from llmlaunch.accuracy.scoring import score_all
-from llmlaunch.calibration.margins import Margin
+from llmlaunch.calibration.lessons import RatioBound, RunClass, ratio_bound
 from llmlaunch.calibration.peaks import scores_of_records
-from llmlaunch.calibration.support import RunClass, margin_of
 from llmlaunch.cluster.cards import machines
 from llmlaunch.memory.job import NO_CORRECTION
 from support.measured_runs import CARD, run
@@ -21,9 +20,9 @@ H100 = CLUSTERS["h100-80gb"].accelerator.name
 RATIOS = [0.90 + i / 100 for i in range(20)]
 
 
-def margin(records: list[dict[str, Any]], risk: float = 0.05, version: str | None = None) -> Margin:
+def margin(records: list[dict[str, Any]], risk: float = 0.05, version: str | None = None) -> RatioBound:
     scores = scores_of_records(records, CLUSTERS, "megatron", H100)
-    return margin_of(scores, RunClass(H100, "dense gated", version), risk)
+    return ratio_bound(scores, RunClass(H100, "dense gated", version), risk)
 
 
 def measured(kind: str = "device") -> list[dict[str, Any]]:
@@ -32,8 +31,8 @@ def measured(kind: str = "device") -> list[dict[str, Any]]:
 
 def test_enough_runs_bound_the_ratio_and_are_counted() -> None:
     result = margin(measured())
-    assert (result.runs, result.needed) == (20, 19)
-    assert result.upper_ratio == pytest.approx(RATIOS[-1], rel=1e-6)
+    assert result.runs == 20
+    assert result.ratio == pytest.approx(RATIOS[-1], rel=1e-6)
     assert "20 comparable runs" in result.sentence
 
 
@@ -65,7 +64,7 @@ def test_what_was_observed_of_a_run_that_counts_does_not_matter() -> None:
     observed |= {"device_peak_bytes": CARD // 2, "process_peak_bytes": CARD // 2}
     assert margin([{**record, "observed": observed} for record in measured()]) == margin(measured())
     brief = {**run(99, None), "observed": {"steps_run": 0}}
-    assert margin([*measured(), brief]).upper_ratio is None, "a death needs no second step"
+    assert margin([*measured(), brief]).ratio is None, "a death needs no second step"
 
 
 def test_configurations_that_offload_differently_are_two_runs() -> None:
@@ -80,7 +79,7 @@ def test_another_minor_version_does_not_count_and_an_unknown_one_does() -> None:
     same = [{**run(200 + i, 1.0), "backend_version": "0.19.2"} for i in range(5)]
     result = margin([*measured(), *older, *same], version="0.19.0")
     assert result.runs == 25
-    assert result.upper_ratio == margin(measured()).upper_ratio
+    assert result.ratio == margin(measured()).ratio
 
 
 def test_repeats_and_ranks_of_one_configuration_are_one_run_the_worst() -> None:
@@ -91,36 +90,36 @@ def test_repeats_and_ranks_of_one_configuration_are_one_run_the_worst() -> None:
     ]
     result = margin(again)
     assert result.runs == 20
-    assert result.upper_ratio is not None
-    assert result.upper_ratio > (margin(measured()).upper_ratio or 0)
+    assert result.ratio is not None
+    assert result.ratio > (margin(measured()).ratio or 0)
 
 
 def test_a_death_is_never_forgotten() -> None:
-    assert margin([*measured(), run(99, None)]).upper_ratio is None  # one in twenty-one is more than one in twenty
+    assert margin([*measured(), run(99, None)]).ratio is None  # one in twenty-one is more than one in twenty
     many = [run(i, 1.0) for i in range(60)]
-    assert margin([*many, run(99, None)]).upper_ratio is not None
+    assert margin([*many, run(99, None)]).ratio is not None
     filled = {**run(99, 1.0), "run_state": "failed", "peak_bytes": CARD - 2**30}
-    assert margin([*measured(), filled]).upper_ratio is None
+    assert margin([*measured(), filled]).ratio is None
 
 
 def test_a_run_of_our_own_that_ran_out_counts_unless_a_neighbour_or_the_program_set_the_limit() -> None:
     own = {**run(99, None), "run_state": "failed"}
     numbers = {"asked_bytes": 2**30, "total_bytes": CARD, "process_bytes": CARD - 2**30, "other_processes_bytes": 2**28}
-    assert margin([*measured(), {**own, "numbers": numbers}]).upper_ratio is None
+    assert margin([*measured(), {**own, "numbers": numbers}]).ratio is None
     for other in (
         {**own, "numbers": {**numbers, "other_processes_bytes": CARD // 4}},
         {**own, "numbers": {**numbers, "allowed_bytes": CARD // 2}},
         {**own, "peak_kind": "host_oom"},
     ):
-        assert margin([*measured(), other]).upper_ratio is not None
+        assert margin([*measured(), other]).ratio is not None
 
 
 def test_reserved_peaks_stand_in_for_device_ones_and_never_below_one() -> None:
     low = [run(i, 0.8, "reserved") for i in range(20)]
     result = margin(low)
-    assert result.upper_ratio == 1.0
+    assert result.ratio == 1.0
     assert "reserved" in result.sentence
-    assert margin([*low, *measured()]).upper_ratio == margin(measured()).upper_ratio
+    assert margin([*low, *measured()]).ratio == margin(measured()).ratio
 
 
 def test_coverage_is_reported_apart_for_what_a_planner_would_choose() -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from llmlaunch.app import planned_run
 from llmlaunch.assets import asset
-from llmlaunch.calibration.support import Lessons
+from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.memory.job import Correction
 from support.command_line import CommandLine
 
@@ -117,7 +117,7 @@ def test_it_survives_a_calibration(
 
     def calibrated(*arguments: Any) -> Lessons:
         lessons = lessons_of(*arguments)
-        return Lessons(lessons.margin, correction, lessons.support, lessons.own_runs)
+        return Lessons(lessons.bound, correction, lessons.support, lessons.own_runs)
 
     monkeypatch.setattr(planned_run, "lessons_of", calibrated)
     kept, anew = llmlaunch.json("check", recipe), llmlaunch.json("check", recipe, "--replan")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
-from llmlaunch.calibration.support import NO_LESSONS, Lessons
 from llmlaunch.frameworks.checkpoints import lead_seconds
 from llmlaunch.planner.expected_end import (
     EndDistribution,

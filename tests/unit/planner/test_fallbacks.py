@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.calibration.support import NO_LESSONS, Lessons
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, WORTH, can_load, find_fallbacks
 from llmlaunch.planner.plan import Candidate, Fallbacks, Plan

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.calibration.support import Lessons, Rehearsal
+from llmlaunch.calibration.lessons import Lessons, Rehearsal
 from llmlaunch.layout import Layout
 from llmlaunch.planner.fallbacks import find_fallbacks
 from llmlaunch.planner.headroom import search_with_headroom, stated_risk_at, with_headroom
@@ -22,6 +22,7 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import SAFE
 from support.plans import gallery_setting, plan_of
+from support.tight import bytes_leaving
 
 ONE_PERCENT, THREE_PERCENT = 0.01, 0.03
 BLOCKS = "layout={recompute: full, recompute_method: block, pipeline: 1, tensor: 1, micro_batch_size: 1}"
@@ -43,16 +44,19 @@ JOBS = {
 class Threshold:
     """Measured runs that state a high risk of whatever needs more than `roomy_bytes`, and a low one of the rest."""
 
+    fits_bytes: int
     roomy_bytes: int
     low: float = 0.005
     high: float = 0.06
 
-    def risk_of(self, device_bytes: int) -> float:
-        return self.low if device_bytes <= self.roomy_bytes else self.high
+    def risk_of(self, units: float) -> float:
+        return self.low if bytes_leaving(units, self.fits_bytes) <= self.roomy_bytes else self.high
 
 
 def with_threshold(setting: Setting, roomy_bytes: int) -> Setting:
-    return replace(setting, limit=replace(setting.limit, evidence=Threshold(roomy_bytes)))
+    assert setting.limit.fits_bytes is not None
+    evidence = Threshold(setting.limit.fits_bytes, roomy_bytes)
+    return replace(setting, limit=replace(setting.limit, evidence=evidence))
 
 
 def identity(setting: Setting, result: SearchResult, place: int = 0) -> tuple[Layout, object]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.calibration.support import NO_LESSONS, Lessons
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns

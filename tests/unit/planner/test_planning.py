@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.calibration.margins import Margin, no_margin
-from llmlaunch.calibration.support import Lessons
+from llmlaunch.calibration.lessons import Lessons, RatioBound
+from llmlaunch.calibration.margins import device_margin, host_margin
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.errors import NothingSafe, UserError
 from llmlaunch.planner.plan import Plan
@@ -17,7 +17,6 @@ from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.refusal import explain_unsafe
 from llmlaunch.planner.search import search
-from llmlaunch.planner.setting import host_limit, memory_limit
 from llmlaunch.units import GIB
 from support.plans import gallery_setting, plan_of, setting_for
 from support.recipes import recipe_of
@@ -71,7 +70,7 @@ def test_nothing_safe_says_the_closest_layout_its_rank_and_term_and_what_would_f
 
 def test_a_small_card_keeps_a_fixed_floor_free() -> None:
     recipe = recipe_of("llama3-8b", "cluster=a100-40gb-x8", "memory.limit=0.95", "memory.floor_gib=4")
-    limit = memory_limit(recipe)
+    limit = device_margin(recipe)
     assert limit.limit_bytes == recipe.cluster.accelerator.memory_bytes - 4 * GIB
     assert "stay free" in limit.reason
 
@@ -85,10 +84,10 @@ def test_the_published_llama3_layout_is_nearly_as_fast_as_the_chosen_one() -> No
 
 def test_without_enough_runs_of_its_own_a_store_leaves_it_to_the_shipped_ones() -> None:
     recipe = recipe_of("llama3-8b", "memory.risk=0.05")
-    limit = memory_limit(recipe, Lessons(margin=no_margin(0.05, 3)))
-    assert limit == memory_limit(recipe)
+    limit = device_margin(recipe, Lessons(bound=RatioBound(3, None, "too few runs")))
+    assert limit == device_margin(recipe)
     assert limit.risk == 0.05
-    assert limit.limit_bytes < memory_limit(recipe_of("llama3-8b", "memory.risk=0.2")).limit_bytes
+    assert limit.limit_bytes < device_margin(recipe_of("llama3-8b", "memory.risk=0.2")).limit_bytes
     assert f"{limit.runs} measured megatron runs of dense models in 16 bits" in limit.reason
 
 
@@ -107,7 +106,7 @@ def test_fujiis_rule_decides_where_it_is_asked_for_and_where_no_run_can(
     overrides: tuple[str, ...], reason: str
 ) -> None:
     recipe = recipe_of("llama3-8b", *overrides)
-    limit = memory_limit(recipe)
+    limit = device_margin(recipe)
     assert limit.limit_bytes == int(0.8 * recipe.cluster.accelerator.memory_bytes)
     assert limit.reason == f"{reason}, the 80 % rule of Fujii et al."
 
@@ -115,29 +114,29 @@ def test_fujiis_rule_decides_where_it_is_asked_for_and_where_no_run_can(
 @pytest.mark.parametrize(("ratio", "share"), [(1.25, 0.8), (1.05, 1 / 1.05), (0.9, 1.0)])
 def test_with_enough_runs_of_its_own_a_store_decides_and_the_floor_stays_free(ratio: float, share: float) -> None:
     recipe = recipe_of("llama3-8b", "memory={risk: 0.05, floor_gib: 2}")
-    margin = Margin(0.05, 30, 19, ratio, "risk 0.05 by 30 comparable runs")
+    bound = RatioBound(30, ratio, "risk 0.05 by 30 comparable runs")
     memory = recipe.cluster.accelerator.memory_bytes
-    limit = memory_limit(recipe, Lessons(margin=margin))
+    limit = device_margin(recipe, Lessons(bound=bound))
     assert limit.limit_bytes == int(memory * share - 2 * GIB)
     assert limit.limit_bytes <= memory
-    assert limit.reason.startswith(margin.sentence)
-    plan = plan_json(make_plan(setting_for(recipe, Lessons(margin=margin))))
+    assert limit.reason.startswith(bound.sentence)
+    plan = plan_json(make_plan(setting_for(recipe, Lessons(bound=bound))))
     assert (plan["memory"]["risk"], plan["memory"]["runs"]) == (0.05, 30)
     assert plan["memory"]["limit_bytes"] == limit.limit_bytes
 
 
 def test_measured_runs_change_nothing_where_the_recipe_names_a_share() -> None:
-    margin = Margin(0.05, 30, 19, 1.01, "risk 0.05 by 30 comparable runs")
-    plan = make_plan(gallery_setting("llama3-8b", "memory.limit=0.8", lessons=Lessons(margin=margin)))
+    bound = RatioBound(30, 1.01, "risk 0.05 by 30 comparable runs")
+    plan = make_plan(gallery_setting("llama3-8b", "memory.limit=0.8", lessons=Lessons(bound=bound)))
     assert plan_json(plan) == plan_json(plan_of("llama3-8b", "memory.limit=0.8"))
 
 
 def test_a_store_whose_runs_are_of_other_kinds_never_allows_more_than_the_shipped_runs() -> None:
     recipe = recipe_of("llama3-8b")
-    margin = Margin(0.1, 30, 9, 1.01, "risk 0.1 by 30 comparable runs", widened="no run is of a dense gated model")
-    assert memory_limit(recipe, Lessons(margin=margin)).limit_bytes == memory_limit(recipe).limit_bytes
-    tighter = Margin(0.1, 30, 9, 1.3, "risk 0.1 by 30 comparable runs", widened="no run is of a dense gated model")
-    assert memory_limit(recipe, Lessons(margin=tighter)).limit_bytes < memory_limit(recipe).limit_bytes
+    bound = RatioBound(30, 1.01, "risk 0.1 by 30 comparable runs", widened="no run is of a dense gated model")
+    assert device_margin(recipe, Lessons(bound=bound)).limit_bytes == device_margin(recipe).limit_bytes
+    tighter = RatioBound(30, 1.3, "risk 0.1 by 30 comparable runs", widened="no run is of a dense gated model")
+    assert device_margin(recipe, Lessons(bound=tighter)).limit_bytes < device_margin(recipe).limit_bytes
 
 
 def test_host_memory_refuses_with_the_term_and_the_way_out() -> None:
@@ -168,7 +167,7 @@ def test_a_host_that_is_large_enough_changes_nothing() -> None:
     ],
 )
 def test_slurms_units_and_the_nodes_own_memory_bound_the_host(wanted: str, gib: int) -> None:
-    limit = host_limit(recipe_of("llama3-8b", f"slurm.{wanted}"))
+    limit = host_margin(recipe_of("llama3-8b", f"slurm.{wanted}"))
     assert (limit.memory_bytes, limit.limit_bytes) == (gib * GIB, int(0.8 * gib * GIB))
 
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import Layout
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, find_fallbacks
 from llmlaunch.planner.judge import judge_layouts
-from llmlaunch.planner.plan import Limit, Plan
+from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.refusal import refuse
 from llmlaunch.planner.search import search
@@ -28,7 +29,7 @@ NEEDED = needed_gib()
 ACCEPT = "memory.accept=tight"
 
 
-def setting_by(monkeypatch: pytest.MonkeyPatch, limit: Limit, *overrides: str) -> Setting:
+def setting_by(monkeypatch: pytest.MonkeyPatch, limit: Margin, *overrides: str) -> Setting:
     judge_by(monkeypatch, limit)
     return gallery_setting(RECIPE, *overrides)
 
@@ -46,7 +47,7 @@ SIZES = st.integers(0, 2**41)
 def test_a_larger_peak_is_never_judged_better(
     limit_bytes: int, fits_bytes: int | None, smaller: int, larger: int
 ) -> None:
-    limit = Limit(limit_bytes, 2**41, "by hand", "", fits_bytes=fits_bytes)
+    limit = Margin(limit_bytes, 2**41, "by hand", "", fits_bytes=fits_bytes)
     smaller, larger = sorted((smaller, larger))
     assert WORDS.index(limit.verdict_of(smaller)) <= WORDS.index(limit.verdict_of(larger))
     assert limit.verdict_of(limit.limit_bytes) == SAFE

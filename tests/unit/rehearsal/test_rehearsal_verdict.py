@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.memory.constants import constant
-from llmlaunch.planner.plan import Limit, Plan
+from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.ranks import RehearsedRank
 from llmlaunch.rehearsal.verdict import ROUTING, WORKSPACE, Judgement, judge_plan, next_layout, unseen_by_a_trace
@@ -19,7 +20,7 @@ from support.rehearsed_plans import FOUR_STAGES, planned
 from support.tight import judge_by
 
 JOB = planned(FOUR_STAGES)
-FUJII = Limit(round(0.8 * JOB.plan.limit.memory_bytes), JOB.plan.limit.memory_bytes, "by hand", "80 % of it")
+FUJII = Margin(round(0.8 * JOB.plan.limit.memory_bytes), JOB.plan.limit.memory_bytes, "by hand", "80 % of it")
 SETTING, PLAN = JOB.setting, replace(JOB.plan, limit=FUJII)
 UNSEEN = unseen_by_a_trace(SETTING.job_of(JOB.recipe), PLAN.layout)
 FIRST = PLAN.estimate.ranks[0]

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.cluster.profile import Accelerator, Cluster, Link, Site
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.base import RankAlone, Rendered
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate, RankEstimate
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.planner.plan import Candidate, JobLength, Limit, Plan
+from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.sections import Notices, Tracking, WandbRun
@@ -105,7 +106,7 @@ def plan(of: Recipe, layout: Layout) -> Plan:
         verdict="safe",
         chosen=Candidate(layout, memory // 2, 0, 10.0, 1000.0),
         estimate=Estimate(ranks, 2**30, kind),
-        limit=Limit(memory * 8 // 10, memory, "data sheet", "80 % of device memory"),
+        limit=Margin(memory * 8 // 10, memory, "data sheet", "80 % of device memory"),
         mfu=None,
         step_terms={"compute": 10.0},
         length=JobLength.of(of, 10.0),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from llmlaunch.calibration.margins import Score
-from llmlaunch.calibration.support import NO_LESSONS, Lessons, RunClass, support_of
+from llmlaunch.calibration.evidence import Score
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons, RunClass, support_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.refusal import explain_unsafe

@@ -9,8 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from llmlaunch.calibration.margins import Score
-from llmlaunch.calibration.support import Lessons, RunClass, margin_of, support_of
+from llmlaunch.calibration.evidence import Score
+from llmlaunch.calibration.lessons import Lessons, RunClass, ratio_bound, support_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan, make_sized_plan
@@ -44,7 +44,7 @@ def test_a_plan_that_measured_runs_correct_has_the_same_shape(share: float) -> N
     scores = [Score(1.0, "device", "dense gated", None, 0.7) for _ in range(20)]
     asked = RunClass("h100-80gb", "mixture gated", None)
     lessons = Lessons(
-        margin_of(scores, asked, 0.05, "an id"), Correction(share, -1e8, "an id"), support_of(scores, asked, "an id")
+        ratio_bound(scores, asked, 0.05, "an id"), Correction(share, -1e8, "an id"), support_of(scores, asked, "an id")
     )
     plan = plan_json(make_plan(gallery_setting("llama3-8b", *overrides, lessons=lessons)))
     shape("plan").validate(plan)

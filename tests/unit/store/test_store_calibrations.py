@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.calibration.calibrations import Calibration, Errors, calibration_id, calibration_of_json
-from llmlaunch.calibration.margins import DIED, Bound, Score
+from llmlaunch.calibration.evidence import DEATH, Bound, Score
 from llmlaunch.errors import UserError
 from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
 from llmlaunch.store.database import Store
@@ -21,7 +21,7 @@ ERRORS = Errors(0.04, -0.01, 0.125, 0.5, (Bound(0.1, 9, 12, 1.08, 9, 1.09), Boun
 
 
 def make_calibration(made_at: float, backend: str = "megatron", accelerator: str = "NVIDIA H100 80GB") -> Calibration:
-    scores = (score(1.03, version="0.19", share=0.7), Score(DIED, "device", "llama", None, None))
+    scores = (score(1.03, version="0.19", share=0.7), Score(DEATH, "device", "llama", None, None))
     named = calibration_id(backend, accelerator, made_at)
     entry = calibration(scores, backend=backend, accelerator=accelerator, estimator="e" * 64)
     correction = replace(entry.correction, calibration_id=named)

@@ -12,7 +12,8 @@ import pytest
 
 from llmlaunch.accuracy.scoring import ScoredRecord
 from llmlaunch.accuracy.summary import measured_step_seconds, rank_correlation, throughput
-from llmlaunch.calibration.evidence import JobClass, evidence_margin
+from llmlaunch.calibration.evidence import JobClass
+from llmlaunch.calibration.margins import margin_by_evidence
 from llmlaunch.cluster.cards import machines
 from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text
 from llmlaunch.timing.constants import constant, replaced
@@ -52,7 +53,7 @@ def limits(family: str = GRID) -> dict[str, float]:
     margins = {}
     for device in {run.cluster.accelerator.name: run.cluster.accelerator for run in grid(family)}.values():
         job = JobClass("megatron", mixture=False, narrow=False, capability=device.compute_capability)
-        margin = evidence_margin(job, device.memory_bytes, without_source=family)
+        margin = margin_by_evidence(job, device.memory_bytes, without_source=family)
         assert margin is not None
         margins[device.name] = float(margin.limit_bytes)
     return margins

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.accuracy.scoring import ScoredRecord
-from llmlaunch.calibration.margins import (
+from llmlaunch.calibration.evidence import (
     BOUNDING,
-    DIED,
+    DEATH,
     FUJII_SHARE,
     NEAR,
     RISKS,
     Score,
     leave_one_out_bounds,
-    no_margin,
+    no_bound_sentence,
     runs_needed,
     upper_ratio,
 )
@@ -57,7 +57,7 @@ class ComparableRun:
 
     @property
     def died(self) -> bool:
-        return self.score.score == DIED
+        return self.score.score == DEATH
 
     @property
     def safe(self) -> bool:
@@ -86,7 +86,7 @@ def _runs(scored: ScoredRecord, clusters: Mapping[str, Cluster]) -> list[Compara
     if card and worst.device_bytes > card:
         return []
     died = ran_out(record)
-    ratio = DIED if died else _ratio(scored)
+    ratio = DEATH if died else _ratio(scored)
     share = worst.device_bytes / (FUJII_SHARE * card) if card else None
     return [
         ComparableRun(
@@ -135,7 +135,7 @@ def coverage(runs: Iterable[ComparableRun]) -> list[dict[str, Any]]:
 def _coverage_at(group: Sequence[ComparableRun], risk: float) -> dict[str, Any]:
     ratios = [run.score.score for run in group]
     bound = upper_ratio(ratios, risk)
-    reason = None if bound is not None else no_margin(risk, len(group), sum(run.died for run in group)).sentence
+    reason = None if bound is not None else no_bound_sentence(risk, len(group), sum(run.died for run in group))
     row: dict[str, Any] = {"risk": risk, "needed": runs_needed(risk), "upper_ratio": bound, "reason": reason}
     if len(group) - 1 < runs_needed(risk):
         return {**row, "covered": None}

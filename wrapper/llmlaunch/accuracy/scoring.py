@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.cases import NO_SIZES, Case
-from llmlaunch.calibration.evidence import JobClass, evidence_margin
-from llmlaunch.calibration.margins import FUJII_SHARE
+from llmlaunch.calibration.evidence import FUJII_SHARE, JobClass
+from llmlaunch.calibration.margins import margin_by_evidence
 from llmlaunch.calibration.record_cases import case_or_reason
 from llmlaunch.calibration.records import CPU, Record, machine_of
 from llmlaunch.cluster.cards import accelerator_of_card
@@ -141,8 +141,8 @@ def _limits(record: Record, job: JobClass) -> tuple[int | None, int | None]:
     card = card_memory_bytes(record)
     if card is None or record["gpu"] == CPU:
         return _share(card), _share(card)
-    margin = evidence_margin(job, card, without_source=record["family"])
-    return (_share(card), card) if margin is None else (margin.limit_bytes, margin.memory_bytes)
+    margin = margin_by_evidence(job, card, without_source=record["family"])
+    return (_share(card), card) if margin is None else (margin.limit_bytes, margin.fits_bytes)
 
 
 def _share(capacity: int | None) -> int | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from llmlaunch.accuracy.scoring import ScoredRecord, card_memory_bytes
 from llmlaunch.accuracy.summary import judged
-from llmlaunch.calibration.evidence import DEFAULT_RISK
-from llmlaunch.calibration.margins import FUJII_SHARE
+from llmlaunch.calibration.evidence import FUJII_SHARE
+from llmlaunch.calibration.margins import DEFAULT_RISK
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
 
 DEVICE_OUTCOMES = ("oom", "fits")

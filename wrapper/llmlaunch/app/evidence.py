@@ -8,21 +8,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmlaunch.calibration.calibrations import Calibration
-from llmlaunch.calibration.evidence import DEFAULT_RISK, EvidenceRun, job_class, own_runs
-from llmlaunch.calibration.machines import time_class
-from llmlaunch.calibration.margins import BOUNDING
-from llmlaunch.calibration.records import TABLES, accelerator_of, table_of
-from llmlaunch.calibration.support import (
+from llmlaunch.calibration.evidence import BOUNDING, EvidenceRun, job_class, own_runs
+from llmlaunch.calibration.lessons import (
     RESIDENT,
     Lessons,
     RunClass,
     Support,
-    margin_of,
     mark_outdated,
     no_support,
+    ratio_bound,
     support_of,
     trusted_correction,
 )
+from llmlaunch.calibration.machines import time_class
+from llmlaunch.calibration.margins import DEFAULT_RISK
+from llmlaunch.calibration.records import TABLES, accelerator_of, table_of
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.registry import recorded_name
@@ -34,8 +34,8 @@ from llmlaunch.store.location import DamagedStore, StoreInUse, existing_store, s
 
 if TYPE_CHECKING:
     from llmlaunch.app.measured_plans import OwnRuns
-    from llmlaunch.calibration.margins import Margin, Score
-    from llmlaunch.calibration.support import Rehearsal
+    from llmlaunch.calibration.evidence import Score
+    from llmlaunch.calibration.lessons import RatioBound, Rehearsal
     from llmlaunch.planner.setting import Setting
     from llmlaunch.store.history import PastRun
     from llmlaunch.timing.correction import TimeCorrection
@@ -113,9 +113,9 @@ def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
         support = support_of(calibration.scores, question, calibration.id, risk)
         if calibration.outdated:
             return _lessons_of_outdated(calibration, support, recipe, notify)
-        margin = None if risk is None else margin_of(calibration.scores, question, risk, calibration.id)
+        bound = None if risk is None else ratio_bound(calibration.scores, question, risk, calibration.id)
         own_runs = _own_runs(calibration.scores, recipe)
-        return Lessons(margin, trusted_correction(calibration.correction, support), support, own_runs)
+        return Lessons(bound, trusted_correction(calibration.correction, support), support, own_runs)
     measured = _has_runs(backend, notify)
     if risk is None or (recipe.memory.risk is None and not measured):
         framework = recipe.backend.framework
@@ -131,7 +131,7 @@ def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
         return Lessons(support=no_support(question, reason))
     scores = _scores_in_store(backend, question.accelerator, notify)
     support = support_of(scores, question, risk=risk)
-    return Lessons(margin_of(scores, question, risk), support=support, own_runs=_own_runs(scores, recipe))
+    return Lessons(ratio_bound(scores, question, risk), support=support, own_runs=_own_runs(scores, recipe))
 
 
 def _risk(recipe: Recipe) -> float | None:
@@ -169,13 +169,13 @@ def _lessons_of_outdated(
         f"warning: calibration {calibration.id} was made for an earlier version of the formula: `llmlaunch calibrate`"
     )
     question, risk = _question(recipe), _risk(recipe)
-    margin: Margin | None = None
+    bound: RatioBound | None = None
     runs: tuple[EvidenceRun, ...] = ()
     support = mark_outdated(support)
     if risk is not None:
         scores = _scores_in_store(calibration.backend, question.accelerator, notify)
-        margin, runs = margin_of(scores, question, risk), _own_runs(scores, recipe)
-    return Lessons(margin, trusted_correction(calibration.correction, support), support, runs)
+        bound, runs = ratio_bound(scores, question, risk), _own_runs(scores, recipe)
+    return Lessons(bound, trusted_correction(calibration.correction, support), support, runs)
 
 
 def _question(recipe: Recipe) -> RunClass:

@@ -19,15 +19,16 @@ from statistics import median
 from typing import Any
 
 from llmlaunch.calibration.cases import Unsupported, case_of
+from llmlaunch.calibration.lessons import MeasuredStep, Rehearsal
 from llmlaunch.calibration.machines import machine_json
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.calibration.records import ran_out, reason_of_no_whole_peak
 from llmlaunch.calibration.step_times import FEWEST_TIMED_STEPS
-from llmlaunch.calibration.support import MeasuredStep, Rehearsal
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.flag_classes import UNKNOWN
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import NO_CORRECTION, Job
-from llmlaunch.planner.plan import Limit, Plan
+from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.earlier import MALFORMED, plan_of_one, same_version
@@ -242,7 +243,7 @@ def _rehearsal(own: _OwnAttempt, worst: Mapping[str, Any], peak_bytes: int | Non
     )
 
 
-def _limit(plan: Plan, recipe: Recipe, device_bytes: int) -> Limit:
+def _limit(plan: Plan, recipe: Recipe, device_bytes: int) -> Margin:
     """Return how far a device may be filled by a run that was measured: what runs of one job differ by stays free, and
     the recipe's floor; never less than the limit of estimates allows, nor another limit than the recipe asks for."""
     limit, policy = plan.limit, recipe.memory

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import llmlaunch
-from llmlaunch.calibration.margins import DIED, Bound, Score
+from llmlaunch.calibration.evidence import DEATH, Bound, Score
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.timing.correction import FACTORS, NO_TIME_CORRECTION, TimeCorrection
 
@@ -130,7 +130,7 @@ class Calibration(Generic[Learned]):
             "data": asdict(self.data),
             "correction": {name: getattr(self.correction, name) for name in self.quantity.parts},
             "errors": {"before": asdict(self.before), "after": asdict(self.after)},
-            "scores": [asdict(s) | {"score": None if s.score == DIED else s.score} for s in self.scores],
+            "scores": [asdict(s) | {"score": None if s.score == DEATH else s.score} for s in self.scores],
         }
 
 
@@ -154,7 +154,7 @@ def calibration_of_json(content: Mapping[str, Any]) -> Calibration[Any]:
         correction=quantity.correction(**content["correction"], calibration_id=content["id"], **counted),
         before=_errors(content["errors"]["before"]),
         after=_errors(content["errors"]["after"]),
-        scores=tuple(Score(**(s | {"score": DIED if s["score"] is None else s["score"]})) for s in content["scores"]),
+        scores=tuple(Score(**(s | {"score": DEATH if s["score"] is None else s["score"]})) for s in content["scores"]),
     )
 
 

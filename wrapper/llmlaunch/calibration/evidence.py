@@ -1,20 +1,33 @@
-"""The margin that the measured runs shipped with llmlaunch give (`evidence.json`), joined by those of the store.
+"""Measured runs as evidence, and the bound that they give: how far beyond its prediction the next such run may need.
 
-A run's shortfall is what it needed beyond its prediction, in bytes. Part of what a prediction misses is as large on
-every card (a context, a communicator, a library's workspace), part grows with the job (fragments, buffers nobody
-modelled), so shortfalls are compared in units of `unit_bytes`: 1 GiB and a share of the predicted peak. A margin is a
-number of such units, and thus has a part in GiB and a part in percent.
+A run's score is how far it went beyond its prediction. There are two kinds, and one bound for both (`conformal_bound`):
+the smallest number that so few runs exceed that (those that exceed it + 1) / (n + 1) is at most the risk. The next run
+exceeds it with a probability of at most `risk`, whatever the scores' distribution, as long as it is exchangeable with
+these n (Vovk et al. 2005; Lei et al. 2018, "Distribution-Free Predictive Inference for Regression", section 2;
+Angelopoulos et al. 2024, "Conformal Risk Control", theorem 1). With fewer than 1/risk - 1 runs no finite bound holds,
+and none is given.
 
-The number is found by conformal risk control (Angelopoulos, Bates, Fisch, Lei and Schuster 2024, "Conformal Risk
-Control", theorem 1): with n runs of a class and a loss that never rises with the margin, the smallest margin whose
-summed loss L satisfies (L + 1) / (n + 1) <= risk has an expected loss of at most `risk` on the next run exchangeable
-with them, whatever the distribution. The loss of a run is 1 if the margin would have called it safe and it needed more
-than its limit:
-- a measured peak: its shortfall exceeds the margin, as if it had been planned right up to its limit;
-- a run that died: the margin would have called its prediction safe on the very card it died on;
-- a run known only to have fitted: 0. It counts where its prediction was above half of its card, because planners choose
-  there; a small job on a large card would only dilute the rest.
-Runs of which less than 8 GiB was measured are left out: they say little of the jobs that fill a card.
+**A ratio**, measured / predicted, is the score of a run of the store (`Score`), by what a calibration learned.
+
+- A run that died of memory has no measured peak: it is known only to be above the card. It counts as infinity, so a
+  death can raise the bound or leave none, and never lowers it.
+- A run known only to have fitted is left out: a small job on a large card would count as a gross under-prediction.
+- Bounds are taken over all comparable runs, and over those that a planner would choose. Of layouts near the limit a
+  planner is likelier to take one whose prediction is too low than one whose prediction is too high (the winner's
+  curse), so a bound over all runs covers its choices less often than it says. Runs predicted near the limit are mostly
+  what planners chose. The larger of both bounds covers either way.
+
+**A shortfall**, in bytes, is the score of the runs that are shipped with llmlaunch (`evidence.json`) and of those of
+the store that join them. Part of what a prediction misses is as large on every card (a context, a communicator, a
+library's workspace), part grows with the job (fragments, buffers nobody modelled), so shortfalls are compared in units
+of `unit_bytes`: 1 GiB and a share of the predicted peak. A bound is a number of such units, and thus has a part in GiB
+and a part in percent.
+
+- A measured peak counts as if it had been planned right up to its limit.
+- A run that died exceeds a bound that would have called its prediction safe on the very card it died on.
+- A run known only to have fitted exceeds none. It counts where its prediction was above half of its card, because
+  planners choose there; a small job on a large card would only dilute the rest.
+- Runs of which less than 8 GiB was measured are left out: they say little of the jobs that fill a card.
 
 A class is a backend, dense or mixture, and 16-bit or narrower products. A class with too few runs, or with runs of one
 source only, is pooled wider, step by step, and the margin says so.
@@ -31,15 +44,19 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
-from llmlaunch.calibration.margins import DIED as INFINITE
-from llmlaunch.calibration.margins import FUJII_SHARE, NEAR, Score, runs_needed
 from llmlaunch.calibration.records import TABLES
 from llmlaunch.frameworks.argument import expands_segments
 from llmlaunch.frameworks.registry import recorded_name
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
 
-DEFAULT_RISK = 0.07  # where the recipe names none: at less, more than 9 % of the runs that fitted would be refused
+FUJII_SHARE = 0.80  # of device memory is safe to use: Fujii et al., arXiv 2411.06465
+RISKS = (0.1, 0.05, 0.01)  # at which bounds are reported
+NEAR = 0.5  # of the rule's limit: from here on a planner chooses
+DEATH = math.inf  # the ratio of a run that ran out of memory
+STEP = "step"  # the kind of a score of a step time
+BOUNDING = ("device", "reserved")  # kinds of peak a plan's margin may rest on, best first
+
 TABLE = Path(__file__).parent / "evidence.json"  # `make evidence-table` writes it
 UNIT_SHARE = 0.005  # of the predicted peak, in a unit of shortfall
 ENOUGH = 2  # times the runs that a bound needs at all, so that not the single worst one decides
@@ -48,11 +65,116 @@ FEWEST_SOURCES = 2  # one source says nothing of how far sources lie apart
 # backends among the shipped runs are read from source alone.
 TRACED = frozenset(TABLES.values())
 ADA = "8.9"
-# Reserved / allocated of a job whose segments do not expand was 1.12 at two peaks (MEMO, SIGMOD 2025: 65.7 to 68.2 GB
-# allocated, 73.5 to 76.5 reserved, and a request of 4 GB failed on 80 GB), where the prediction has 1.02.
-FRAGMENTS = 0.10
 OWN = "this store"  # the source of its runs
 LIVED, DIED, FITTED = "lived", "died", "fitted"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One run: measured / predicted peak of one kind, or step time, or `DEATH`. `family` is that of its model,
+    `version` that of its framework, `share` the predicted device bytes as a share of the rule's limit (None if its card
+    is not known, and of step times)."""
+
+    score: float
+    kind: str
+    family: str
+    version: str | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The ratio measured / predicted that a run exceeds at most at `risk`, over all runs and over those predicted near
+    the limit. A ratio is None with fewer than `needed` runs, or if too many of them died."""
+
+    risk: float
+    needed: int
+    runs: int
+    ratio: float | None
+    near_limit_runs: int
+    near_limit_ratio: float | None
+    room: float | None = None  # mean of predicted x max(worse, 1) / measured: what a plan sets aside for what it uses
+
+    @property
+    def worse(self) -> float | None:
+        """The ratio a margin may rest on: the larger one, or that of all runs if too few were near the limit. None also
+        if enough were near the limit and too many of those died."""
+        if self.near_limit_runs < self.needed or self.ratio is None:
+            return self.ratio
+        return None if self.near_limit_ratio is None else max(self.ratio, self.near_limit_ratio)
+
+
+def runs_needed(risk: float) -> int:
+    """Return the fewest runs that can bound `risk`: 1/risk - 1, rounded up."""
+    return math.ceil(1 / _exact(risk) - 1)
+
+
+def conformal_bound(scores: Sequence[float], risk: float, others: int = 0) -> float | None:
+    """Return the smallest of `scores` that the next run exceeds with a probability of at most `risk`. `others` counts
+    the runs that exceed no bound.
+
+    Return None with fewer than `runs_needed(risk)` runs; infinity if so many died that the score in question is a
+    death's; and minus infinity if so many are `others` that any bound holds.
+    """
+    exceeding = math.floor(_exact(risk) * (len(scores) + others + 1)) - 1
+    if exceeding < 0:
+        return None
+    return sorted(scores)[len(scores) - 1 - exceeding] if exceeding < len(scores) else -math.inf
+
+
+def upper_ratio(scores: Sequence[float], risk: float) -> float | None:
+    """Return the ratio measured / predicted that the next run exceeds with probability at most `risk`.
+
+    Return None with fewer than `runs_needed(risk)` scores, or if so many runs died that the wanted one is a death.
+    """
+    bound = conformal_bound(scores, risk)
+    return bound if bound is not None and math.isfinite(bound) else None
+
+
+def leave_one_out_bounds(scores: Sequence[float], risk: float) -> list[float | None]:
+    """Return for each score the `upper_ratio` of all others."""
+    place = math.ceil(len(scores) * (1 - _exact(risk)))
+    if place > len(scores) - 1:
+        return [None] * len(scores)
+    order = sorted(range(len(scores)), key=scores.__getitem__)
+    at = {index: position for position, index in enumerate(order)}
+    ranked = [scores[index] for index in order]
+    place = max(place, 1)
+    bounds = [ranked[place if at[i] < place else place - 1] for i in range(len(scores))]
+    return [bound if math.isfinite(bound) else None for bound in bounds]
+
+
+def bound_at(risk: float, scores: Sequence[Score]) -> Bound:
+    """Return the bound that scores of one kind of peak give."""
+    near = [score.score for score in scores if score.share is not None and score.share >= NEAR]
+    return Bound(
+        risk=risk,
+        needed=runs_needed(risk),
+        runs=len(scores),
+        ratio=upper_ratio([score.score for score in scores], risk),
+        near_limit_runs=len(near),
+        near_limit_ratio=upper_ratio(near, risk),
+    )
+
+
+def scores_of_best_kind(scores: Sequence[Score], needed: int, kinds: Sequence[str] = BOUNDING) -> list[Score]:
+    """Return the scores of the first of `kinds` that has at least `needed`, else of the kind that has most."""
+    by_kind = {kind: [score for score in scores if score.kind == kind] for kind in kinds}
+    enough = (of_kind for of_kind in by_kind.values() if len(of_kind) >= needed)
+    return next(enough, max(by_kind.values(), key=len))
+
+
+def no_bound_sentence(risk: float, runs: int, died: int = 0, holder: str = "the store") -> str:
+    """Return why comparable runs give no bound at `risk`: there are too few, or too many of them died."""
+    needed = runs_needed(risk)
+    if runs < needed:
+        return f"risk {risk:g} needs {needed} comparable runs, {holder} holds {runs}"
+    return f"risk {risk:g} has no bound: {died} of the {runs} comparable runs in {holder} ran out of memory"
+
+
+def _exact(risk: float) -> Fraction:
+    """The risk as written: in binary, 100 x (1 - 0.01) is not 99."""
+    return Fraction(str(risk))
 
 
 @dataclass(frozen=True)
@@ -61,7 +183,7 @@ class JobClass:
     multiply in 8 or 4 bits; `capability` is the compute capability of the card, None where it is not known.
 
     `whole_segments` says that torch's segments do not expand where those of the measured runs did. What that adds is
-    known to be missing from their shortfalls: FRAGMENTS of a prediction."""
+    known to be missing from their shortfalls (`margins.FRAGMENTS`)."""
 
     backend: str
     mixture: bool
@@ -133,77 +255,55 @@ def unit_bytes(predicted_bytes: float) -> float:
 
 
 @dataclass(frozen=True)
-class EvidenceMargin:
-    """What must stay free of the `memory_bytes` of a card, less what is known to be missing, and the evidence for it.
-    `units` are the margin in units of `unit_bytes`; `runs` are those behind it, `sources` theirs, `pool` names them.
-    `widened` says that the job's own class had too few."""
+class EvidencePool:
+    """The measured runs that a margin rests on: how many, how many `died`, and of how many `sources`. `name` says which
+    they are, `widened` that the job's own class had too few. `shortfalls` are in units of `unit_bytes`, ascending, of
+    all runs but those that fitted."""
 
-    memory_bytes: int
-    risk: float
-    units: float
-    pool: str
+    name: str
     runs: int
     died: int
     sources: int
     widened: bool
-    shortfalls: tuple[float, ...]  # units, ascending, of all runs but those that fitted
+    shortfalls: tuple[float, ...]
 
-    @property
-    def limit_bytes(self) -> int:
-        """The largest prediction that with its margin stays within the card."""
-        free = self.memory_bytes - self.units * GIB
-        return max(int(free / (1.0 + self.units * UNIT_SHARE)), 0)
+    def units_at(self, risk: float) -> float:
+        """Return the fewest units that must stay free for at most `risk`, never below 0. They are just above the
+        shortfall that is the first not to be lost: a death is lost also where its card is filled exactly."""
+        bound = conformal_bound(self.shortfalls, risk, self.runs - len(self.shortfalls))
+        return math.inf if bound is None else max(math.nextafter(bound, math.inf), 0.0)
 
-    def risk_of(self, device_bytes: int) -> float:
-        """Return the risk that these runs state of a prediction of `device_bytes`."""
-        units = (self.memory_bytes - device_bytes) / unit_bytes(device_bytes)
+    def risk_of(self, units: float) -> float:
+        """Return the risk of a run that has so many units free beyond its prediction."""
         beyond = len(self.shortfalls) - bisect.bisect_left(self.shortfalls, units)
         return min((beyond + 1) / (self.runs + 1), 1.0)
 
     @property
     def sentence(self) -> str:
-        """What stays free, and how many measured runs stand behind it, in one line, without a full stop."""
-        percent = 100.0 * self.units * UNIT_SHARE
+        """How many runs of which kind these are, without a full stop."""
         dead = f", {self.died} of which died" if self.died else ""
         wider = " (its own class has too few)" if self.widened else ""
-        return (
-            f"{self.units:.1f} GiB and {percent:.1f} % stay free, which at most {self.risk:.0%} of such jobs exceed: "
-            f"{self.runs} measured {self.pool}{dead}{wider}"
-        )
+        return f"{self.runs} measured {self.name}{dead}{wider}"
 
 
-def evidence_margin(
-    job: JobClass,
-    memory_bytes: int,
-    risk: float = DEFAULT_RISK,
-    without_source: str | None = None,
-    own_runs: Sequence[EvidenceRun] = (),
-) -> EvidenceMargin | None:
-    """Return the margin of a card of `memory_bytes` at `risk`, by all shipped runs but those `without_source` and by
-    `own_runs`; None where no run was measured on a card of its generation, or too few runs bound the risk."""
+def evidence_pool(
+    job: JobClass, risk: float, without_source: str | None = None, own_runs: Sequence[EvidenceRun] = ()
+) -> EvidencePool | None:
+    """Return the runs that bound `risk` for jobs of a class, the narrowest pool of all shipped runs but those
+    `without_source` and of `own_runs`; None where no run was measured on a card of its generation, or too few runs
+    bound the risk."""
     runs = [run for run in (*shipped_runs(), *own_runs) if run.source != without_source]
     if job.generation is None or not any(run.job.generation == job.generation for run in runs):
         return None
-    fits_bytes = int(memory_bytes / (1.0 + FRAGMENTS)) if job.whole_segments else memory_bytes
-    for step, (pool, key) in enumerate(job.pools()):
+    for step, (name, key) in enumerate(job.pools()):
         members = [run for run in runs if run.job.pools()[step][1] == key]
         sources = len({run.source for run in members})
         if len(members) < ENOUGH * runs_needed(risk) or sources < FEWEST_SOURCES:
             continue
         shortfalls = tuple(sorted(run.units for run in members if run.outcome != FITTED))
         died = sum(run.outcome == DIED for run in members)
-        units = _units_at(risk, shortfalls, len(members))
-        return EvidenceMargin(fits_bytes, risk, units, pool, len(members), died, sources, step > 0, shortfalls)
+        return EvidencePool(name, len(members), died, sources, step > 0, shortfalls)
     return None
-
-
-def _units_at(risk: float, shortfalls: Sequence[float], runs: int) -> float:
-    """Return the smallest margin with (losses + 1) / (runs + 1) <= risk, never below 0. It lies just above the
-    shortfall that is the first not to be lost: a death is lost also where its card is filled exactly."""
-    losses = math.floor(Fraction(str(risk)) * (runs + 1)) - 1
-    if losses >= len(shortfalls):
-        return 0.0
-    return max(math.nextafter(shortfalls[len(shortfalls) - 1 - losses], math.inf), 0.0)
 
 
 def own_runs(scores: Sequence[Score], job: JobClass, memory_bytes: int) -> tuple[EvidenceRun, ...]:
@@ -213,7 +313,7 @@ def own_runs(scores: Sequence[Score], job: JobClass, memory_bytes: int) -> tuple
         predicted = 0 if score.share is None else round(score.share * FUJII_SHARE * memory_bytes)
         if predicted < NEAR * memory_bytes * FUJII_SHARE:
             continue
-        died = score.score == INFINITE
+        died = score.score == DEATH
         needed = memory_bytes - predicted if died else round((score.score - 1.0) * predicted)
         runs.append(EvidenceRun(f"own-{index}", OWN, job, DIED if died else LIVED, predicted, needed))
     return tuple(runs)

@@ -25,7 +25,7 @@ from llmlaunch.calibration.calibrations import (
     TrainingData,
     calibration_id,
 )
-from llmlaunch.calibration.margins import (
+from llmlaunch.calibration.evidence import (
     BOUNDING,
     RISKS,
     STEP,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.calibration.calibrations import MEMORY, Calibration, Errors, Quantity
+from llmlaunch.calibration.evidence import BOUNDING, DEATH, FUJII_SHARE, Score
 from llmlaunch.calibration.learning import Fit, errors_of_scores, folds_of, gains
-from llmlaunch.calibration.margins import BOUNDING, DIED, FUJII_SHARE, Score
 from llmlaunch.calibration.pool import DEVICE, Peaks, Pool, PooledRun, gather, pools
 from llmlaunch.calibration.records import Record, table_of
 from llmlaunch.calibration.residual import PARTS, Equations, Parts, correction_of, equations_of
@@ -200,7 +200,7 @@ def scores_of_runs(pool: Pool, scores: RunScores, chosen: NDArray[np.bool_]) -> 
         run = pool.runs[index]
         share = float(scores.share[index]) if np.isfinite(scores.share[index]) else None
         if run.died:
-            listed += [Score(DIED, kind, run.family, run.version, share) for kind in BOUNDING]
+            listed += [Score(DEATH, kind, run.family, run.version, share) for kind in BOUNDING]
         elif scores.kind[index] >= 0:
             kind = BOUNDING[scores.kind[index]]
             listed.append(Score(float(scores.worst[index]), kind, run.family, run.version, share))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmlaunch.calibration.support import Lessons, MeasuredStep, Rehearsal
+from llmlaunch.calibration.lessons import Lessons, MeasuredStep, Rehearsal
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import NO_CORRECTION
 from llmlaunch.planner.evidence import evidence_of

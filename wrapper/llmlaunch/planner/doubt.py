@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.frameworks.flag_classes import LESS_OF_STATES, ClassedArgument, ClassedArguments
 from llmlaunch.memory.estimator import Estimate, RankEstimate
 from llmlaunch.memory.peak import MODEL_STATES, OUTSIDE_TORCH
-from llmlaunch.planner.plan import Limit
 from llmlaunch.units import gib
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
@@ -29,7 +29,7 @@ def step_bytes(rank: RankEstimate) -> int:
 
 
 def verdict_with_arguments(
-    verdict: str, arguments: ClassedArguments, estimate: Estimate, limit: Limit
+    verdict: str, arguments: ClassedArguments, estimate: Estimate, limit: Margin
 ) -> tuple[str, str]:
     """Return the verdict on a plan that was judged `verdict` by its bytes, with arguments of the person's own; and the
     reason where it is UNKNOWN, else "". `limit` is that of the recipe, not of a wider search."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from llmlaunch.calibration.support import MeasuredStep, Rehearsal
+from llmlaunch.calibration.lessons import MeasuredStep, Rehearsal
 from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.points import Points

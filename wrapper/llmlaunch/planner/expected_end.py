@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.calibration.step_time_errors import JobKind, job_kind, step_time_error
-from llmlaunch.calibration.support import Lessons
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frameworks.checkpoints import expected_save_seconds, pause_seconds, resume_seconds
 from llmlaunch.frameworks.registry import timed_name

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from llmlaunch.calibration.support import MeasuredStep, Rehearsal
+from llmlaunch.calibration.lessons import MeasuredStep, Rehearsal
 from llmlaunch.layout import AMOUNTS, LayoutColumns
 from llmlaunch.planner.budgets import budget_shares
 from llmlaunch.planner.evidence import same_split

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
-from llmlaunch.calibration.margins import FUJII_SHARE
-from llmlaunch.calibration.support import NO_TIME_EVIDENCE, Rehearsal, Support, TimeEvidence
+from llmlaunch.calibration.evidence import FUJII_SHARE
+from llmlaunch.calibration.lessons import NO_TIME_EVIDENCE, Rehearsal, TimeEvidence
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.frameworks.flag_classes import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
@@ -30,11 +31,9 @@ __all__ = [
     "FewerNodes",
     "FullerLayout",
     "JobLength",
-    "Limit",
     "NodeTrial",
     "Plan",
     "Sizing",
-    "StatedRisk",
     "as_planned",
     "fujii_verdict",
     "risk_words",
@@ -43,61 +42,6 @@ __all__ = [
 ]
 
 NO_LAYOUT = "no_layout"  # why a number of nodes was refused
-
-
-class StatedRisk(Protocol):
-    """What measured runs say of the risk of a predicted size."""
-
-    def risk_of(self, device_bytes: int) -> float | None:
-        """Return the share of comparable runs, predicted to need `device_bytes`, that would need more than the card
-        has; None where the runs cannot tell. It never falls as `device_bytes` grows."""
-
-
-@frozen
-class Limit:
-    """The bytes a device or a node may be filled to, and the reason for that number. `risk` is what the recipe asks for
-    and `runs` the number of comparable measured runs behind it; both are None where it asks for none. `support` is the
-    evidence of measured runs on predictions of this kind, whatever decides; None where nobody looked.
-
-    `fits_bytes` is what a predicted peak may reach if no error of the prediction is allowed for: the card less what is
-    known to be missing. None: nothing lies between safe and unsafe, as on CPUs and for host memory. `evidence` states
-    the risk of a predicted size; None where no measured run can."""
-
-    limit_bytes: int
-    memory_bytes: int
-    memory_source: str
-    reason: str
-    risk: float | None = None
-    runs: int | None = None
-    support: Support | None = None
-    fits_bytes: int | None = None
-    evidence: StatedRisk | None = None
-
-    @property
-    def most_bytes(self) -> int:
-        """The bytes up to which a predicted peak is tight; never fewer than those up to which it is safe."""
-        return max(self.limit_bytes, self.fits_bytes or 0)
-
-    def verdict_of(self, device_bytes: int) -> str:
-        """Return SAFE, TIGHT or UNSAFE for a peak of `device_bytes`."""
-        if device_bytes <= self.limit_bytes:
-            return SAFE
-        return TIGHT if device_bytes <= self.most_bytes else UNSAFE
-
-    def risk_of(self, device_bytes: int) -> float | None:
-        """Return the stated risk of a predicted device peak; None where no measured run can tell."""
-        return None if self.evidence is None else self.evidence.risk_of(device_bytes)
-
-    def bytes_at(self, risk: float) -> int | None:
-        """Return the largest device peak that fits and whose stated risk is at most `risk`; None where there is none,
-        or where no measured run can tell."""
-        if (least := self.risk_of(0)) is None or least > risk:
-            return None
-        low, high = 0, self.most_bytes + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if (self.risk_of(middle) or 0.0) <= risk else (low, middle)
-        return low
 
 
 def with_save_interval(recipe: Recipe, plan: Plan) -> Recipe:
@@ -215,7 +159,7 @@ class Plan:
     verdict: str
     chosen: Candidate
     estimate: Estimate
-    limit: Limit
+    limit: Margin
     step_terms: Mapping[str, float]  # seconds of the step by what they are spent on
     mfu: float | None  # model FLOPs over the devices' dense peak; None: the peak of this precision is not known
     length: JobLength
@@ -227,7 +171,7 @@ class Plan:
     assumptions: tuple[str, ...]
     advice: str | None = None
     change: Change | None = None
-    host_limit: Limit | None = None  # None: the nodes' memory is not known
+    host_limit: Margin | None = None  # None: the nodes' memory is not known
     sizing: Sizing | None = None  # None: the recipe says how many nodes
     budget: Budget = NO_BUDGET
     beyond_budget: str | None = None

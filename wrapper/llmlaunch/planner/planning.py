@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from llmlaunch.calibration.support import NO_LESSONS, MeasuredStep, Rehearsal, TimeEvidence
+from llmlaunch.calibration.lessons import NO_LESSONS, MeasuredStep, Rehearsal, TimeEvidence
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.frameworks.flag_classes import ClassedArguments
@@ -18,7 +19,7 @@ from llmlaunch.planner.budgets import most_exceeded
 from llmlaunch.planner.expected_end import expected_end
 from llmlaunch.planner.fewer_and_faster import faster_on_fewer
 from llmlaunch.planner.headroom import fuller_layout, search_with_headroom
-from llmlaunch.planner.plan import Candidate, ChangedChoice, JobLength, Limit, Plan, WhatIf, as_planned
+from llmlaunch.planner.plan import Candidate, ChangedChoice, JobLength, Plan, WhatIf, as_planned
 from llmlaunch.planner.racks import rack_note
 from llmlaunch.planner.search import (
     BROKEN_ESTIMATE,
@@ -199,7 +200,7 @@ def _script_note(recipe: Recipe, arguments: ClassedArguments) -> tuple[str, ...]
     return (f"what {', '.join(dict.fromkeys(own))} of {recipe.backend.script} does to memory is your word",)
 
 
-def _refusal_sentences(result: SearchResult, limit: Limit, host: Limit) -> dict[str, str]:
+def _refusal_sentences(result: SearchResult, limit: Margin, host: Margin) -> dict[str, str]:
     failed = (rule for rule in result.rules if rule.key in result.refused)
     sentences = {rule.key: f"{rule.sentence} ({rule.where})" for rule in failed}
     if TIGHT in result.refused:

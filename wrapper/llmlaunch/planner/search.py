@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from llmlaunch.calibration.support import MeasuredStep, Rehearsal
+from llmlaunch.calibration.lessons import MeasuredStep, Rehearsal
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frameworks.base import Backend
 from llmlaunch.frozen import frozen

@@ -14,8 +14,8 @@ from math import ceil
 
 import numpy as np
 
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.plan import Limit
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.single_runs import paced
@@ -60,7 +60,7 @@ def _least_bytes(setting: Setting, result: SearchResult) -> int | None:
     return ceil(least) if least <= most_bytes else None
 
 
-def _bytes_of_least_risk(limit: Limit, least_bytes: int) -> int:
+def _bytes_of_least_risk(limit: Margin, least_bytes: int) -> int:
     """Return up to how many bytes the stated risk is that of the layout that needs the fewest."""
     risk = limit.risk_of(least_bytes)
     if risk is None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.calibration.support import Rehearsal, same_minor
+from llmlaunch.calibration.lessons import Rehearsal, same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.layout import Layout

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.layout import Layout
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimator import RankEstimate, estimate
@@ -29,7 +30,7 @@ from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.planner.fallbacks import find_fallbacks
 from llmlaunch.planner.headroom import search_with_headroom
-from llmlaunch.planner.plan import Limit, Plan
+from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import MemoryPolicy
@@ -55,7 +56,7 @@ class RankJudgement:
     predicted: RankEstimate
     rehearsed: RehearsedRank | None
     parts: Mapping[str, int]
-    limit: Limit
+    limit: Margin
 
     @property
     def limit_bytes(self) -> int:
@@ -142,7 +143,7 @@ def _judged_rank(
     return RankJudgement(predicted.pipeline_rank, predicted, rehearsed, parts, limit)
 
 
-def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int], priced_bytes: int) -> Limit:
+def _measured_limit(plan: Plan, policy: MemoryPolicy, parts: Mapping[str, int], priced_bytes: int) -> Margin:
     """Return the limit of a rank that a GPU measured: device memory less the floor and what remains unknown, and never
     less than the rule allows."""
     limit = plan.limit

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from llmlaunch.calibration.margins import FUJII_SHARE
+from llmlaunch.calibration.evidence import FUJII_SHARE
+from llmlaunch.calibration.margins import Margin
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.placement import ExpectedPlacement
 from llmlaunch.planner.plan import (
     NO_LAYOUT,
     Candidate,
     Fallback,
-    Limit,
     Plan,
     fujii_verdict,
 )
@@ -154,7 +154,7 @@ def _memory(plan: Plan) -> list[str]:
     ]
 
 
-def _limit(limit: Limit) -> list[str]:
+def _limit(limit: Margin) -> list[str]:
     """What the limit is made of, and how many runs stand behind it: a line, or two."""
     source = limit.memory_source.split(":")[0]
     text = f"limit: {limit.reason}; device memory is {gib(limit.memory_bytes)} GiB by {source}"
@@ -195,7 +195,7 @@ def _measured(plan: Plan) -> list[str]:
     return lines
 
 
-def _beyond(limit: Limit) -> str:
+def _beyond(limit: Margin) -> str:
     """That runs exceeded their predictions by more than the limit leaves."""
     most = 0.0 if limit.support is None else limit.support.highest or 0.0
     return "; that is more than the limit leaves free" if most * limit.limit_bytes > limit.memory_bytes else ""

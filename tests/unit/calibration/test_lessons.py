@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from llmlaunch.calibration.margins import DIED, upper_ratio
-from llmlaunch.calibration.support import RESIDENT, RunClass, margin_of, support_of, trusted_correction
+from llmlaunch.calibration.evidence import DEATH, upper_ratio
+from llmlaunch.calibration.lessons import RESIDENT, RunClass, ratio_bound, support_of, trusted_correction
 from llmlaunch.memory.job import Correction
 from support.calibrated import score
 
@@ -33,7 +33,7 @@ def test_the_runs_of_the_plan_s_kind_are_counted() -> None:
 
 
 def test_deaths_are_counted_and_are_no_peak() -> None:
-    evidence = support_of([*DENSE, score(DIED), score(DIED)], LLAMA)
+    evidence = support_of([*DENSE, score(DEATH), score(DEATH)], LLAMA)
     assert (evidence.runs, evidence.died) == (32, 2)
     assert evidence.highest == pytest.approx(1.095)
     assert "2 ran out of memory" in evidence.sentence
@@ -52,56 +52,54 @@ def test_a_card_nobody_measured_has_nothing_behind_it() -> None:
     evidence = support_of([], LLAMA)
     assert (evidence.runs, evidence.of_family, evidence.of_version) == (0, 0, 0)
     assert evidence.widened == "no comparable run on H100 was measured"
-    margin = margin_of([], LLAMA, 0.05)
-    assert (margin.runs, margin.upper_ratio) == (0, None)
+    bound = ratio_bound([], LLAMA, 0.05)
+    assert (bound.runs, bound.ratio) == (0, None)
 
 
 def test_the_bound_is_that_of_all_comparable_runs() -> None:
-    margin = margin_of([*DENSE, *MIXTURES], LLAMA, 0.05, "an id")
-    assert margin.runs == 60
-    assert margin.upper_ratio == upper_ratio([entry.score for entry in (*DENSE, *MIXTURES)], 0.05)
-    assert margin.widened is None
-    assert "(calibration an id)" in margin.sentence
-    assert "near the limit" not in margin.sentence
+    bound = ratio_bound([*DENSE, *MIXTURES], LLAMA, 0.05, "an id")
+    assert bound.runs == 60
+    assert bound.ratio == upper_ratio([entry.score for entry in (*DENSE, *MIXTURES)], 0.05)
+    assert bound.widened is None
+    assert "(calibration an id)" in bound.sentence
+    assert "near the limit" not in bound.sentence
 
 
 def test_runs_near_the_limit_decide_where_they_were_further_off_and_it_is_said() -> None:
     near = [score(1.05 + i / 1000, version="0.19.0", share=0.8) for i in range(20)]
     far = [score(0.95, version="0.19.0", share=0.1) for _ in range(500)]
-    margin = margin_of([*near, *far], LLAMA, 0.05)
-    assert margin.upper_ratio == pytest.approx(1.069)
-    assert margin.sentence.endswith("by the 20 of them that were near the limit")
-    assert margin_of([*near[:18], *far], LLAMA, 0.05).upper_ratio == pytest.approx(0.95), "too few to bound anything"
+    bound = ratio_bound([*near, *far], LLAMA, 0.05)
+    assert bound.ratio == pytest.approx(1.069)
+    assert bound.sentence.endswith("by the 20 of them that were near the limit")
+    assert ratio_bound([*near[:18], *far], LLAMA, 0.05).ratio == pytest.approx(0.95), "too few to bound anything"
 
 
 def test_runs_of_the_same_version_alone_where_they_suffice() -> None:
     older = [score(2.0, version="0.16.0") for _ in range(30)]
-    margin = margin_of([*DENSE, *older], LLAMA, 0.05)
-    assert (margin.runs, margin.widened) == (30, None)
-    assert margin.upper_ratio == upper_ratio([entry.score for entry in DENSE], 0.05)
+    bound = ratio_bound([*DENSE, *older], LLAMA, 0.05)
+    assert (bound.runs, bound.widened) == (30, None)
+    assert bound.ratio == upper_ratio([entry.score for entry in DENSE], 0.05)
 
 
 def test_a_new_family_gets_the_worst_bound_of_any_known_one() -> None:
     run_class = RunClass("H100", "dense ungated", "0.19.1")
-    margin = margin_of([*DENSE, *MIXTURES], run_class, 0.05)
-    assert margin.upper_ratio == max(
-        upper_ratio([entry.score for entry in group], 0.05) or 0 for group in (DENSE, MIXTURES)
-    )
-    assert margin.upper_ratio > (margin_of([*DENSE, *MIXTURES], LLAMA, 0.05).upper_ratio or 0)
-    assert "no run is of a dense ungated model" in str(margin.widened)
-    assert str(margin.widened) in margin.sentence
+    bound = ratio_bound([*DENSE, *MIXTURES], run_class, 0.05)
+    assert bound.ratio == max(upper_ratio([entry.score for entry in group], 0.05) or 0 for group in (DENSE, MIXTURES))
+    assert bound.ratio > (ratio_bound([*DENSE, *MIXTURES], LLAMA, 0.05).ratio or 0)
+    assert "no run is of a dense ungated model" in str(bound.widened)
+    assert str(bound.widened) in bound.sentence
 
 
 def test_a_family_of_too_few_runs_counts_with_its_highest() -> None:
     run_class = RunClass("H100", "dense ungated", None)
-    margin = margin_of([*DENSE, score(1.4, "mixture gated")], run_class, 0.05)
-    assert margin.upper_ratio == 1.4
+    bound = ratio_bound([*DENSE, score(1.4, "mixture gated")], run_class, 0.05)
+    assert bound.ratio == 1.4
 
 
 def test_one_known_family_says_nothing_of_another() -> None:
-    margin = margin_of(MIXTURES, LLAMA, 0.05)
-    assert margin.upper_ratio is None
-    assert "one other kind does not say how far kinds differ" in margin.sentence
+    bound = ratio_bound(MIXTURES, LLAMA, 0.05)
+    assert bound.ratio is None
+    assert "one other kind does not say how far kinds differ" in bound.sentence
     assert support_of(MIXTURES, LLAMA).widened == (
         "no run is of a dense gated model: nothing is taken off the prediction for the others"
     )
@@ -109,24 +107,26 @@ def test_one_known_family_says_nothing_of_another() -> None:
 
 def test_a_family_that_died_leaves_no_bound_for_another() -> None:
     run_class = RunClass("H100", "dense ungated", None)
-    margin = margin_of([*DENSE * 4, score(DIED, "mixture gated")], run_class, 0.05)
-    assert margin.upper_ratio is None
-    assert "ran out of memory" in margin.sentence
+    bound = ratio_bound([*DENSE * 4, score(DEATH, "mixture gated")], run_class, 0.05)
+    assert bound.ratio is None
+    assert "ran out of memory" in bound.sentence
 
 
 def test_a_version_with_too_few_runs_gets_the_worst_bound_of_any_version() -> None:
     older = [score(1.2 + i / 1000, version="0.16.0") for i in range(20)]
     few = [score(1.0, version="0.20.0") for _ in range(3)]
     run_class = RunClass("H100", "dense gated", "0.20.1")
-    margin = margin_of([*DENSE, *older, *few], run_class, 0.05)
-    assert margin.upper_ratio == pytest.approx(1.219)
-    assert "3 are of version 0.20" in str(margin.widened)
-    assert margin_of([*DENSE, *older], RunClass("H100", "dense gated", None), 0.05).widened is None, "version not known"
+    bound = ratio_bound([*DENSE, *older, *few], run_class, 0.05)
+    assert bound.ratio == pytest.approx(1.219)
+    assert "3 are of version 0.20" in str(bound.widened)
+    assert ratio_bound([*DENSE, *older], RunClass("H100", "dense gated", None), 0.05).widened is None, (
+        "version not known"
+    )
 
 
 def test_reserved_peaks_never_bound_below_one() -> None:
     low = [score(0.8, version="0.19.0", kind="reserved") for _ in range(20)]
-    assert margin_of(low, LLAMA, 0.05).upper_ratio == 1.0
+    assert ratio_bound(low, LLAMA, 0.05).ratio == 1.0
 
 
 def test_nothing_is_taken_off_a_prediction_for_runs_of_another_kind() -> None:

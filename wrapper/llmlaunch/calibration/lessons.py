@@ -1,5 +1,5 @@
-"""Evidence of measured runs for one recipe's plans: how many runs stand behind them, what bound they give, and in what
-way the plans are new to them.
+"""What measured runs teach about one recipe's plans, for the planner, which reads no store: what corrects their
+predictions, how many runs are behind that, what bound those give, and what ran of the very layouts.
 
 Comparable are runs of the same backend family on the same accelerator; of them those of the same framework major.minor
 where both are known, as long as these suffice. A family of models, or a framework version, of which there are no or too
@@ -16,15 +16,14 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmlaunch.calibration.evidence import EvidenceRun
-from llmlaunch.calibration.margins import (
+from llmlaunch.calibration.evidence import (
     BOUNDING,
-    DIED,
+    DEATH,
     Bound,
-    Margin,
+    EvidenceRun,
     Score,
     bound_at,
-    no_margin,
+    no_bound_sentence,
     runs_needed,
     scores_of_best_kind,
     upper_ratio,
@@ -76,6 +75,18 @@ class Support:
             "calibration": self.calibration_id,
             "widened": self.widened,
         }
+
+
+@dataclass(frozen=True)
+class RatioBound:
+    """The ratio measured / predicted that a peak exceeds at most at the risk asked for, by `runs` comparable ones; None
+    if they do not suffice. `sentence` says what the bound rests on, or why there is none, without a full stop.
+    `widened` says in what way the plan is new to the runs, if it is: such a bound may not allow more than the rule."""
+
+    runs: int
+    ratio: float | None
+    sentence: str
+    widened: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,15 +178,15 @@ NO_TIME_EVIDENCE = TimeEvidence(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Lessons:
-    """What measured runs tell of the plans of one recipe, for the planner, which reads no store. `margin` is the bound
-    at the recipe's risk, None if it names none; `correction` belongs into every prediction; `support` counts the runs
-    behind both, None if nobody looked; `own_runs` of the store join the shipped ones where they are too few for a bound
-    of their own; `rehearsals` hold for their very shapes only; `stops` is how often runs are stopped unplanned. `time`
-    belongs into every step time, and those of the `measured_steps` that decide take its place for their very layouts;
+    """What measured runs tell of the plans of one recipe. `bound` is that of the store's runs at the recipe's risk,
+    None if it names none; `correction` belongs into every prediction; `support` counts the runs behind both, None if
+    nobody looked; `own_runs` of the store join the shipped ones where they are too few for a bound of their own;
+    `rehearsals` hold for their very shapes only; `stops` is how often runs are stopped unplanned. `time` belongs into
+    every step time, and those of the `measured_steps` that decide take its place for their very layouts;
     `shared_factor` is what the others show of all layouts of the job. `time_error` is the mean error of step times so
     corrected on runs that the factors had not seen; None without a calibration."""
 
-    margin: Margin | None = None
+    bound: RatioBound | None = None
     correction: Correction = NO_CORRECTION
     support: Support | None = None
     own_runs: tuple[EvidenceRun, ...] = ()
@@ -197,7 +208,7 @@ def support_of(
     comparable = scores_of_best_kind(scores, 1 if risk is None else runs_needed(risk), target.kinds)
     if not comparable:
         return replace(no_support(target), calibration_id=calibration_id)
-    lived = [score.score for score in comparable if score.score != DIED]
+    lived = [score.score for score in comparable if score.score != DEATH]
     family = sum(score.family == target.family for score in comparable)
     version = sum(same_minor(score.version, target.version) for score in comparable)
     support = Support(
@@ -254,9 +265,11 @@ def trusted_correction(correction: Correction, support: Support) -> Correction:
     )
 
 
-def margin_of(scores: Sequence[Score], target: RunClass, risk: float, calibration_id: str | None = None) -> Margin:
-    """Return the margin at `risk`: the larger of the bounds over all comparable runs and over those predicted near the
-    limit, where planners choose; widened if the plan is new to them."""
+def ratio_bound(
+    scores: Sequence[Score], target: RunClass, risk: float, calibration_id: str | None = None
+) -> RatioBound:
+    """Return the bound at `risk` for plans of the class `target`: the larger of the bounds over all comparable runs and
+    over those predicted near the limit, where planners choose; widened if the plan is new to them."""
     needed = runs_needed(risk)
     comparable = scores_of_best_kind(scores, needed, target.kinds)
     same_version = [score for score in comparable if same_minor(score.version, target.version)]
@@ -264,18 +277,19 @@ def margin_of(scores: Sequence[Score], target: RunClass, risk: float, calibratio
     bound = bound_at(risk, runs)
     if bound.worse is None:
         holder = "the store" if calibration_id is None else f"calibration {calibration_id}"
-        return no_margin(risk, len(runs), sum(score.score == DIED for score in runs), holder)
+        died = sum(score.score == DEATH for score in runs)
+        return RatioBound(len(runs), None, no_bound_sentence(risk, len(runs), died, holder))
     kind = runs[0].kind
     sentence = f"risk {risk:g} by {len(runs)} comparable runs on {target.accelerator}"
     sentence += "" if calibration_id is None else f" (calibration {calibration_id})"
     wider = _wider_bound(runs, target, risk)
     if wider is not None and wider.ratio is None:
-        return Margin(risk, len(runs), needed, None, f"{sentence}: {wider.sentence}", wider.sentence)
+        return RatioBound(len(runs), None, f"{sentence}: {wider.sentence}", wider.sentence)
     ratio = max(bound.worse, 0.0 if wider is None else wider.ratio or 0.0, 1.0 if kind == "reserved" else 0.0)
     sentence += f": a {kind} peak is at most {ratio:.3f} times the prediction{_deciding_runs(bound)}"
     if wider is None:
-        return Margin(risk, len(runs), needed, ratio, sentence)
-    return Margin(risk, len(runs), needed, ratio, f"{sentence}; {wider.sentence}", wider.sentence)
+        return RatioBound(len(runs), ratio, sentence)
+    return RatioBound(len(runs), ratio, f"{sentence}; {wider.sentence}", wider.sentence)
 
 
 def _deciding_runs(bound: Bound) -> str:
