@@ -108,7 +108,7 @@ $(INSTALLED): pyproject.toml tests/constraints.txt .ci/prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev,docs,postgres,prometheus,mlflow,wandb]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt --editable '.[local,dev,docs,postgres]'
 	touch $(INSTALLED)
 
 install-frameworks: $(FRAMEWORKS_INSTALLED)  ## what the traced tests run: needs no GPU, and no network afterwards

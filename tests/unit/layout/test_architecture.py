@@ -34,7 +34,7 @@ FLOORS = (
     ("launchers",),
     ("readiness", "rehearsal", "watch"),
     ("store",),
-    ("app", "sinks"),
+    ("app",),
     ("cli",),
 )
 KINDS: tuple[type[Any], ...] = (Effect, TimeEffect)

@@ -14,7 +14,7 @@ from llmlaunch.rehearsal.ranks import ON_GPU
 from llmlaunch.rehearsal.records import records_of, shape_with_job
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
-from llmlaunch.store.history import last_true_peaks, run_marks
+from llmlaunch.store.history import last_true_peaks
 from llmlaunch.store.measurements import contents, put_rehearsed, rehearsed_of
 from llmlaunch.store.runs import list_runs
 from support.rehearsed_plans import Planned, planned
@@ -88,7 +88,6 @@ def test_no_run_is_made_of_it_and_collecting_twice_changes_nothing(store: Store,
     assert [outcome.did for outcome in collect(store, [run.path])] == ["collected"]
     assert contents(store) == before
     assert list_runs(store) == []
-    assert run_marks(store) == []  # nothing to pass on to a sink
     assert last_true_peaks(store, job.recipe.digest, job.recipe.name) is None
     assert last_true_peaks(store, job.recipe.digest, "llama3-8b-rank2") is None
 

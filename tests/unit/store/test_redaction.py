@@ -11,7 +11,9 @@ import pytest
 from llmlaunch.causes.redaction import masked
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
+from llmlaunch.store.history import stored_run
 from llmlaunch.store.measurements import contents
+from llmlaunch.store.run_figures import figures_of
 from llmlaunch.store.runs import set_state
 from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, gpu
 
@@ -65,7 +67,7 @@ def test_a_planted_secret_is_nowhere_in_the_store(store: Store, planted: RunDir,
     assert outcome.did == "collected"
     set_state(store, RUN_ID, "lost", f"slurm said {LINE}")
     content = everything(store)
-    exported = "\n".join(contents(store))
+    exported = "\n".join([*contents(store), json.dumps(figures_of(stored_run(store, RUN_ID) or {}))])
     assert store.location.path is not None
     raw = store.location.path.read_bytes()
     for secret in ALL:

@@ -18,7 +18,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.store.calibrations import calibrate, in_use, use, uses
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import open_store
-from llmlaunch.store.history import last_true_peaks, run_marks, stored_run
+from llmlaunch.store.history import last_true_peaks, stored_run
 from llmlaunch.store.location import where
 from llmlaunch.store.measurements import Filters, contents, import_file, put_rehearsed, rehearsed_of
 from llmlaunch.store.runs import find_run
@@ -70,8 +70,6 @@ def test_it_does_what_the_file_does(server: str, tmp_path: Path) -> None:
         run = finished_cpu_run(tmp_path / "run")
         assert [outcome.did for outcome in (*collect(store, [run.path]), *collect(store))] == ["collected", "unchanged"]
         assert find_run(store, RUN_ID).measured_bytes == 2 * GIB
-        (mark,) = run_marks(store)
-        assert [mark] == run_marks(store)
         whole = stored_run(store, RUN_ID)
         assert whole is not None
         assert (whole["recipe"], len(whole["records"]), whole["plan"]["verdict"]) == ("tiny", 2, "safe")

@@ -129,6 +129,22 @@ def runs(
     return [RunState(run, live.get(run.directory), run_history(run.directory)) for run in listed[:limit]]
 
 
+def figures(listed: Sequence[RunState], notify: Notify = ignore) -> list[dict[str, Any]]:
+    """Return the figures of runs that `runs` has listed, for other tools (docs/export.md). `notify` is called with each
+    warning. Raises UserError where the store cannot be read."""
+    if not listed:
+        return []
+    from llmlaunch.store.database import open_store
+    from llmlaunch.store.history import stored_run
+    from llmlaunch.store.run_figures import figures_of
+
+    with open_store() as store:
+        for warning in store.warnings:
+            notify(f"warning: {warning}")
+        stored = [(entry.phase, stored_run(store, entry.run_id)) for entry in listed]
+    return [figures_of({**run, "state": phase}) for phase, run in stored if run is not None]
+
+
 def _phase(run: Run, live: RunStatus | None) -> str:
     phase = run.state if live is None else live.state.phase
     return phase if phase in PHASES else "unknown"

@@ -128,8 +128,7 @@ def _show_outcome(run_dir: Path, state: JobState, screen: Screen, messages: Scre
 
 
 def _collected(run_dir: Path, messages: Screen) -> list[Mapping[str, Any]]:
-    """Take the run into the store, pass it on, and return its measurements."""
-    from llmlaunch.sinks.delivery import chosen_sinks, pass_on
+    """Take the run into the store, and return its measurements."""
     from llmlaunch.store.collect import collect
     from llmlaunch.store.database import open_store
     from llmlaunch.store.measurements import Filters, contents
@@ -138,9 +137,6 @@ def _collected(run_dir: Path, messages: Screen) -> list[Mapping[str, Any]]:
     with open_store() as store:
         for outcome in collect(store, [run_dir]):
             messages.say(outcome.sentence())
-            for delivery in pass_on(store, chosen_sinks(), {str(outcome.run_id)}):
-                if sentence := delivery.sentence():
-                    messages.say(sentence)
             if outcome.run_id:
                 records += [stored_json(text) for text in contents(store, Filters(run=outcome.run_id))]
     return records

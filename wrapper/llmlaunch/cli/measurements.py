@@ -15,7 +15,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import counted, to_type
 
 if TYPE_CHECKING:
-    from llmlaunch.sinks.delivery import Chosen, Passed
     from llmlaunch.store.collect import Outcome
 
 
@@ -32,15 +31,8 @@ HEAD = ("id", "family", "backend", "gpu", "kind", "pipeline rank", "peak GiB", "
     metavar="RECIPE",
     help="The recipe of an observed command; without it the command is read.",
 )
-@click.option(
-    "--sink",
-    "sinks",
-    multiple=True,
-    metavar="NAME[=PLACE]",
-    help="Pass on to this sink alone: prometheus, mlflow, wandb.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print what was done about each run as JSON.")
-def collect_command(words: tuple[str, ...], recipe: Path | None, sinks: tuple[str, ...], as_json: bool) -> int:
+def collect_command(words: tuple[str, ...], recipe: Path | None, as_json: bool) -> int:
     """Take the measured peaks of finished runs into the store: of all known ones, or of those named.
 
     A named run that is still going on is collected as far as it got. A run directory that was submitted with bare
@@ -48,27 +40,18 @@ def collect_command(words: tuple[str, ...], recipe: Path | None, sinks: tuple[st
     of several: the command is read into a recipe, which KEY=VALUE completes or --recipe replaces, and its peaks are
     compared with what would have been predicted. Exit code 2: a named one could not be read.
 
-    What was collected is then passed on to the sinks of LLMLAUNCH_PROMETHEUS, LLMLAUNCH_MLFLOW and LLMLAUNCH_WANDB, or
-    those named.
-
     \b
     llmlaunch collect               all that have finished
     llmlaunch collect runs/llama3-8b-20260101-120000
     """
-    from llmlaunch.sinks.delivery import chosen_sinks
-
     with waiting_for("collecting finished runs"):
-        outcomes, passed = _collect(_directories(words, recipe), chosen_sinks(sinks))
+        outcomes = _collect(_directories(words, recipe))
     if as_json:
-        sinks_json = {"sinks": [delivery.as_json() for delivery in passed]} if passed else {}
-        print_json({"runs": [outcome.as_json() for outcome in outcomes], **sinks_json})
+        print_json({"runs": [outcome.as_json() for outcome in outcomes]})
     for outcome in outcomes:
         unreadable = outcome.did == "unreadable"
         if unreadable or not as_json:
             say(("error: " if words and unreadable else "") + outcome.sentence(), err=unreadable)
-    for delivery in passed:
-        if sentence := delivery.sentence():
-            say(sentence, err=as_json or delivery.why is not None)
     if not outcomes:
         notify("no runs to collect; name a run directory")
     if not as_json:
@@ -108,21 +91,18 @@ def _directories(words: Sequence[str], recipe: Path | None) -> list[Path] | None
     return directories or None
 
 
-def _collect(directories: list[Path] | None, sinks: Sequence[Chosen]) -> tuple[list[Outcome], list[Passed]]:
+def _collect(directories: list[Path] | None) -> list[Outcome]:
     from llmlaunch.store.location import store_exists
 
     if directories is None and not store_exists():
-        return [], []
-    from llmlaunch.sinks.delivery import pass_on
+        return []
     from llmlaunch.store.collect import collect
     from llmlaunch.store.database import open_store
 
     with open_store() as store:
         for warning in store.warnings:
             notify(f"warning: {warning}")
-        outcomes = collect(store, directories)
-        only = None if directories is None else {outcome.run_id for outcome in outcomes if outcome.run_id}
-        return outcomes, pass_on(store, sinks, only)
+        return collect(store, directories)
 
 
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
 from llmlaunch.report.terminal import filled, shown_on
-from llmlaunch.rundir.values import to_type
+from llmlaunch.rundir.values import counted, to_type
 
 if TYPE_CHECKING:
     from llmlaunch.app.stored_runs import RunState
@@ -43,6 +44,13 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @click.option("--cluster", metavar="C", help="On the cluster SLURM calls so; local runs: on this host.")
 @click.option("--launcher", type=click.Choice(["slurm", "local"]))
 @click.option("--limit", type=click.IntRange(1, 10**9), metavar="N", help="The newest N.")
+@click.option(
+    "--export",
+    "file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Write their figures to FILE, a line of JSON each, for other tools; - is stdout.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
 def runs_command(
     states: tuple[str, ...],
@@ -51,6 +59,7 @@ def runs_command(
     cluster: str | None,
     launcher: str | None,
     limit: int | None,
+    file: Path | None,
     as_json: bool,
 ) -> None:
     """List the runs, the newest first: state, attempts, step, the plan's verdict and risk with Fujii's 80 % rule's in
@@ -62,12 +71,15 @@ def runs_command(
     \b
     llmlaunch runs --since 7d
     llmlaunch runs --recipe llama3-8b --state failed --limit 5
+    llmlaunch runs --since 7d --export runs.jsonl
     """
     from llmlaunch.app.stored_runs import runs
 
     with waiting_for("asking what became of the runs"):
         listed = runs(states, recipe, None if since is None else _moment(since), cluster, launcher, limit, notify)
-    if as_json:
+    if file is not None:
+        _export(listed, file, as_json)
+    elif as_json:
         print_json({"runs": [run.to_json() for run in listed]})
     elif listed:
         say(_runs_table(listed))
@@ -78,6 +90,25 @@ def runs_command(
     else:
         say("no runs yet; `llmlaunch submit RECIPE` starts one", err=True)
         say_next_of_table((to_type("init"), "a starter recipe"))
+
+
+def _export(listed: Sequence[RunState], file: Path, as_json: bool) -> None:
+    """Write the figures of the runs to a file, or to stdout, which is then nothing else."""
+    from llmlaunch.app.stored_runs import figures
+    from llmlaunch.store.measurements import write_lines
+
+    if as_json and str(file) == "-":
+        raise UserError("--json: the lines of --export - are JSON already; leave one of the two out")
+    lines = [json.dumps(entry) for entry in figures(listed, notify)]
+    if str(file) == "-":
+        for line in lines:
+            say(line)
+        return
+    write_lines(lines, file)
+    if as_json:
+        print_json({"exported": len(lines), "file": str(file)})
+    else:
+        notify(f"{counted(len(lines), 'run')} written to {file}")
 
 
 def _after_list(newest: RunState) -> list[Step]:

@@ -3,7 +3,6 @@ shows it elsewhere."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.store.database import Store
 from llmlaunch.store.location import stored_json
-from llmlaunch.store.runs import ONGOING
 from llmlaunch.store.tables import measurements, plans, recipes, runs
 
 MOST_ATTEMPTS = 20
@@ -135,41 +133,6 @@ _COLUMNS = ("run_id", "launcher", "job_id", "cluster", "state", "why", "cause", 
 _NUMBERS = ("submitted_at", "started_at", "ended_at", "exit_code", "predicted_bytes")
 
 
-@dataclass(frozen=True)
-class RunMark:
-    """A run that was collected. `mark` is a text that changes whenever what the store holds of the run does; `began` is
-    in unix seconds, 0 if it is not known."""
-
-    run_id: str
-    mark: str
-    began: float
-
-
-def run_marks(store: Store) -> list[RunMark]:
-    """Return every run that was collected, also a running one as far as it got; the newest first."""
-    names = ("run_id", "files", "state", "attempt", "why", "ended_at", "submitted_at", "started_at")
-    wanted = select(*(runs.c[name] for name in names)).where(runs.c.files.is_not(None))
-    # The digest of a run's files leaves out the peaks of a running attempt. Asked of those runs alone: for this the
-    # records of all that have ended are not read.
-    so_far = (
-        select(measurements.c.run_id, func.count(), func.sum(measurements.c.peak_bytes))
-        .where(measurements.c.run_id.in_(select(runs.c.run_id).where(runs.c.state.in_(ONGOING))))
-        .group_by(measurements.c.run_id)
-    )
-    with store.read() as connection:
-        rows = connection.execute(wanted).all()
-        risen = {run_id: f"{count} {total}" for run_id, count, total in connection.execute(so_far)}
-    marks = [
-        RunMark(
-            row.run_id,
-            _digest([row.files, row.state, row.attempt, row.why, row.ended_at, risen.get(row.run_id)]),
-            row.started_at or row.submitted_at or 0.0,
-        )
-        for row in rows
-    ]
-    return sorted(marks, key=lambda run: (-run.began, run.run_id))
-
-
 def stored_run(store: Store, run_id: str) -> dict[str, Any] | None:
     """Return everything that the store holds of a run: the fields of `runs --json`, `overrides`, `plan` (as
     `check --json`, or null), `records`, its measurement records, and `tracking`, the recipe's `tracking.wandb` or
@@ -208,7 +171,3 @@ def _tracked_run(recipe_text: str | None, overrides: Sequence[str]) -> dict[str,
     except (UserError, LookupError, TypeError):
         return None
     return tracked if isinstance(tracked, dict) else None
-
-
-def _digest(values: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
+from llmlaunch.store.history import stored_run
+from llmlaunch.store.run_figures import figures_of
 from support.store_run_dirs import GIB, RUN_ID, STARTED, RunDir, gpu
 
 PLAN = {
@@ -41,9 +44,11 @@ def written(run: RunDir, peaks_gib: tuple[float, ...]) -> None:
     run.line("n0", gpus=gpus, processes=processes, host={"used_peak_bytes": 9 * GIB, "total_bytes": 99 * GIB})
 
 
-def collected(store: Store, *runs: RunDir) -> None:
-    for outcome in collect(store, [run.path for run in runs]):
-        assert outcome.did == "collected", outcome
+def exported(store: Store, *runs: RunDir) -> list[str]:
+    """The lines of their export, once they are collected."""
+    outcomes = collect(store, [run.path for run in runs])
+    assert {outcome.did for outcome in outcomes} == {"collected"}, outcomes
+    return [json.dumps(figures_of(stored_run(store, str(outcome.run_id)) or {})) + "\n" for outcome in outcomes]
 
 
-__all__ = ["GIB", "PLAN", "RUN_ID", "STARTED", "collected", "finished", "written"]
+__all__ = ["GIB", "PLAN", "RUN_ID", "STARTED", "exported", "finished", "written"]
