@@ -8,6 +8,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from one_machine import Cluster, wait_until
-from person import Person, at_home
+from person import SOURCES, Person, at_home
 
 NAME = "login"
-# Ends the connection whose command this is: the session's sshd is the parent of what it started.
-CUT = "kill -9 $PPID"
-CUT_OF_A_CHILD = "kill -9 $(cut -d' ' -f4 /proc/$PPID/stat)"
 
 
 @dataclass
@@ -41,17 +39,9 @@ class LoginNode:
         """The ssh configuration of who has a laptop."""
         return self.folder / "config"
 
-    def put(self, **scripts: str) -> None:
-        """Put shell scripts before all other commands there; an empty one is removed."""
-        for name, script in scripts.items():
-            path = self.home / "bin" / name
-            path.unlink(missing_ok=True)
-            if script:
-                path.write_text(f"#!/bin/sh\n{script}\n")
-                path.chmod(0o755)
-
-    def run_directory(self, run_id: str) -> Path:
-        return self.home / "llmlaunch-runs" / run_id
+    def work(self, folder: Path) -> Path:
+        """The folder in which commands work there that are typed in `folder`."""
+        return self.home / "llmlaunch-work" / folder.name
 
     def up(self) -> None:
         log = (self.folder / "sshd.log").open("ab")
@@ -87,9 +77,13 @@ def _installed(cluster: Cluster, folder: Path) -> LoginNode:
         free.bind(("127.0.0.1", 0))
         node = LoginNode(folder, free.getsockname()[1], cluster)
     (node.home / "bin").mkdir(parents=True)
+    installed = node.home / "bin" / "llmlaunch"
+    installed.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m llmlaunch "$@"\n')
+    installed.chmod(0o755)
     path = f"{node.home / 'bin'}:{os.environ['PATH']}"
     (node.home / ".bash_profile").write_text(
-        f"echo Welcome to the cluster\nexport PATH={shlex.quote(path)} SLURM_CONF={cluster.conf}\n"
+        f"echo Welcome to the cluster\nexport PATH={shlex.quote(path)} SLURM_CONF={cluster.conf} "
+        f"PYTHONPATH={SOURCES} PYTHONDONTWRITEBYTECODE=1\n"
     )
     for name in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
@@ -117,10 +111,13 @@ class Laptop:
 
     person: Person
 
-    def __call__(self, *words: str | Path, code: int | None = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-        """`llmlaunch WORDS`."""
-        away = {"SLURM_CONF": "/nowhere", "PATH": f"{self.person.home / 'bin'}:{os.environ['PATH']}"}
-        return self.person.llmlaunch(*words, code=code, **{**away, **variables})
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"SLURM_CONF": "/nowhere", "PATH": f"{self.person.home / 'bin'}:{os.environ['PATH']}"}
+
+    def __call__(self, *words: str | Path, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """`llmlaunch WORDS --on login`."""
+        return self.person.llmlaunch(words[0], "--on", NAME, *words[1:], code=code, **self.variables)
 
 
 def laptop(node: LoginNode, home: Path, config: Path | None = None) -> Laptop:

@@ -72,7 +72,7 @@ def test_resume_of_a_plan_that_fits_is_silent(words: tuple[str, ...], tmp_path: 
     assert "ZeRO" not in run_llmlaunch(tmp_path, "resume", run, "--local", code=0).stderr
 
 
-def test_a_directory_that_cannot_be_read_or_lives_elsewhere_yields_nothing(
+def test_a_directory_that_cannot_be_read_yields_nothing(
     llmlaunch: CommandLine, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -81,9 +81,6 @@ def test_a_directory_that_cannot_be_read_or_lives_elsewhere_yields_nothing(
     saved_by_stage_3(tmp_path)
     (sentence,) = checkpoint_warnings(run)
     assert WARNING in sentence
-    (run / "host.json").write_text("{}")
-    assert checkpoint_warnings(run) == ()
-    (run / "host.json").unlink()
     plan = (run / "plan.json").read_text()
     for damaged in ("", "[]", "{}", plan.replace('"tensor": 1', '"tensor": "x"')):
         (run / "plan.json").write_text(damaged)

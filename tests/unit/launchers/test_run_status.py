@@ -131,7 +131,7 @@ def test_a_reason_that_waiting_does_not_clear_comes_with_what_does() -> None:
 def test_the_keys_of_the_json_stay() -> None:
     keys = """run_dir run_id launcher job_id phase state reason exit_code cluster jobs link earlier restarts
         expected_start attempt progress cause stopping layout rehearses skipped_checkpoints
-            goodput undelivered_notices host advice missing"""
+            goodput undelivered_notices advice missing"""
     assert sorted(look(JobState("running")).as_json()) == sorted(keys.split())
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.errors import SchedulerRefused
+from llmlaunch.launchers import bounded_answer
+from llmlaunch.launchers.slurm.commands import SlurmCommands
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
 
 TAKES_IT = "echo 4711"
@@ -101,3 +103,13 @@ def test_a_site_without_sacct_is_asked_by_squeue_alone(
     own = {"schema": 1, "attempt": "4711.0", "state": "succeeded", "exit_code": 0, "why": "all steps are done"}
     (run / "status.json").write_text(json.dumps(own))
     assert SlurmLauncher().states([submission])["4711"].phase == "succeeded"
+
+
+@pytest.mark.parametrize("says", ["exec yes", "exec yes >&2"])
+def test_an_endless_answer_is_no_answer(
+    command: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    monkeypatch.setattr(bounded_answer, "MOST_OUTPUT_BYTES", 1 << 20)
+    command("squeue", says)
+    answer = SlurmCommands(60.0, 1, print).ask(["squeue"])
+    assert (answer.code, answer.output, answer.words) == (None, "", "squeue answered without end")

@@ -51,12 +51,10 @@ def rendered_job(directory: Path, recipe: Recipe, folder: str = "") -> tuple[Rec
 
 def checkpoint_warnings(directory: Path) -> tuple[str, ...]:
     """Return why the next attempt of a run directory cannot go on from the last checkpoint as it is; empty where the
-    files show no reason, where the directory cannot be read, and where it lives on another machine."""
+    files show no reason and where the directory cannot be read."""
     from llmlaunch.readiness.checkpoints import mismatches
     from llmlaunch.readiness.readiness import in_sentences
 
-    if (directory / file_names.HOME).exists():
-        return ()
     folder = next_layout(begun_attempts(directory))
     saved = (read_object(directory / folder / file_names.RUN) or {}).get("checkpoint")
     if not isinstance(saved, dict) or not (Path(str(saved.get("path"))) / str(saved.get("tracker"))).is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ from llmlaunch.user_data import with_home
 
 if TYPE_CHECKING:
     from llmlaunch.app.evidence import Notify
-    from llmlaunch.launchers.ssh.mirror import Wanted
 
 
 _FILES_OF_A_RUN = (
@@ -59,46 +58,25 @@ def directory_of(name: str, notify: Notify) -> Path:
         raise
 
 
-def submission_of(name: str, notify: Notify, wanted: Wanted | None = "state") -> Submission:
+def submission_of(name: str, notify: Notify) -> Submission:
     """Return the submission of a run by its directory, its id, the start of its id, or `last`.
 
     Raises:
         UserError: there is no such run, or llmlaunch did not submit it.
     """
-    return submission_in(directory_of(name, notify), notify, wanted)
+    return submission_in(directory_of(name, notify), notify)
 
 
-def bring_up_to_date(directory: Path, notify: Notify, wanted: Wanted) -> None:
-    """Bring home what the job of a run that lives on another machine wrote there (`launchers/ssh/mirror.py`).
-
-    Raises UserError where that machine is not reached, but for a run that has ended as far as was seen: then it is a
-    warning.
-    """
-    if not os.path.lexists(directory / file_names.HOME):
-        return
-    from llmlaunch.launchers.ssh.mirror import bring_home
-
-    try:
-        bring_home([directory], wanted)
-    except UserError as failure:
-        if not (directory / file_names.STATUS).exists():
-            raise
-        notify(f"warning: {failure}; the run is shown as last seen")
-
-
-def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "state") -> Submission:
+def submission_in(directory: Path, notify: Notify) -> Submission:
     """Return the submission of a run directory: that of llmlaunch, else the job that a person started by hand
     (`sbatch job.sbatch`), once it is in SLURM's queue. Where its submit was interrupted, SLURM is asked for the job.
-    Of a run that lives on another machine the files that are `wanted` are brought home first; None where they were.
 
-    Raises UserError where there is none, or that machine is not reached.
+    Raises UserError where there is none.
     """
     from llmlaunch.launchers import submit_mark
     from llmlaunch.launchers.run_files import gone_text, missing_files, read_submission, seen_at_work
     from llmlaunch.launchers.sweep import task_submission
 
-    if wanted is not None:
-        bring_up_to_date(directory, notify, wanted)
     mark = submit_mark.was_submitting(directory)
     submission = read_submission(directory) or task_submission(directory)
     if mark is not None and submit_mark.at_work(mark) and submission is None:
@@ -134,13 +112,13 @@ def submission_in(directory: Path, notify: Notify, wanted: Wanted | None = "stat
 def _queued_by_hand(directory: Path, notify: Notify) -> Submission | None:
     from llmlaunch.launchers.slurm.by_hand import queued_by_hand
 
-    return None if os.path.lexists(directory / file_names.HOME) else queued_by_hand(directory, notify)
+    return queued_by_hand(directory, notify)
 
 
 def _interrupted_submission(directory: Path, recorded: Submission | None, notify: Notify) -> Submission | None:
     from llmlaunch.launchers.choose import slurm_asked_briefly
 
-    submission = slurm_asked_briefly(directory, notify).adopt(directory)
+    submission = slurm_asked_briefly(notify).adopt(directory)
     if submission is not None and submission != recorded:
         notify(f"job {', '.join(submission.jobs)} of {directory} was found: its submit had been interrupted")
     return submission
@@ -157,16 +135,6 @@ def ongoing_directories() -> list[Path]:
 
     with open_to_show() as store:
         return [run.directory for run in list_runs(store) if run.state in ONGOING and run.directory.is_dir()]
-
-
-def bring_all_up_to_date(directories: Sequence[Path], wanted: Wanted, notify: Notify) -> None:
-    """Bring home what the jobs of these runs wrote on other machines; one that is not reached is a warning."""
-    elsewhere = [directory for directory in directories if os.path.lexists(directory / file_names.HOME)]
-    if not elsewhere:
-        return
-    from llmlaunch.launchers.ssh.mirror import bring_each_home
-
-    bring_each_home(elsewhere, wanted, notify)
 
 
 def note_ends(states: Iterable[tuple[Submission, JobState]], notify: Notify) -> None:

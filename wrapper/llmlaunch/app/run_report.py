@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.evidence import Notify
 from llmlaunch.app.run_comparison import MEASURED_KINDS, compared, stored_peaks
-from llmlaunch.app.run_lookup import bring_all_up_to_date, note_ends, submission_in
+from llmlaunch.app.run_lookup import note_ends, submission_in
 from llmlaunch.app.run_series import Point, StepTrace, memory_trace, step_trace, thinned
 from llmlaunch.causes.cause import sentence
 from llmlaunch.causes.redaction import masked, secret_values
@@ -47,7 +47,6 @@ def run_report(directory: Path, notify: Notify) -> Record:
 
     Raises UserError where `directory` is no run directory.
     """
-    bring_all_up_to_date([directory], "all", notify)
     try:
         files = read_run(directory)
     except RunDirectoryError as error:
@@ -163,7 +162,7 @@ def _state(files: RunFiles, submission: Submission | None, begun: Sequence[Attem
 def _submission(files: RunFiles, notify: Notify) -> Submission | None:
     """The submission, also of a run that was started by hand; None where there is none."""
     try:
-        return submission_in(files.directory, notify, None)
+        return submission_in(files.directory, notify)
     except UserError as failure:
         if files.submission is not None:
             notify(f"warning: the state is what the files say: {failure}")

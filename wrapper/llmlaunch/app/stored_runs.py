@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.evidence import Notify, ignore
-from llmlaunch.app.run_lookup import bring_all_up_to_date, note_ends, ongoing_directories
+from llmlaunch.app.run_lookup import note_ends
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
 from llmlaunch.rundir.values import counted
@@ -121,7 +121,6 @@ def runs(
     query = wanted
     if wanted.states:  # a run that goes on may be in any state by now
         query = replace(wanted, states=(*wanted.states, *ONGOING), limit=None)
-    bring_all_up_to_date(ongoing_directories(), "state", notify)
     with open_collected(notify, short_wait_seconds(location)) as store:
         stored = list_runs(store, query)
     live = _live([run.directory for run in stored if run.state in ONGOING], notify)

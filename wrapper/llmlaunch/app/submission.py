@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.app.elsewhere import change_elsewhere, place_shown, readiness_elsewhere, with_code
 from llmlaunch.app.evidence import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan, plan_loaded
-from llmlaunch.app.run_lookup import bring_up_to_date, note_ends, submission_in
+from llmlaunch.app.run_lookup import note_ends, submission_in
 from llmlaunch.app.variants import SweepOptions, Variant, warn_of_memory
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.layout import Layout
@@ -28,7 +27,6 @@ from llmlaunch.store.location import store_exists
 if TYPE_CHECKING:
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import LauncherChoice
-    from llmlaunch.launchers.ssh.look import RemoteHost
     from llmlaunch.recipe.types import Recipe
     from llmlaunch.store.sick_nodes import SickNode
 
@@ -52,7 +50,7 @@ class SubmittedRun:
     @property
     def sentence(self) -> str:
         """Which job it is, and where its files lie."""
-        return f"job {', '.join(self.submission.jobs)} in {place_shown(self.run_dir)}"
+        return f"job {', '.join(self.submission.jobs)} in {self.run_dir}"
 
     def to_json(self) -> dict[str, Any]:
         """Return what `llmlaunch submit --json` prints."""
@@ -72,11 +70,9 @@ def submit(
     overrides: Sequence[str] = (),
     *,
     local: bool = False,
-    on: str | None = None,
     notify: Notify = ignore,
 ) -> SubmittedRun:
-    """Render a run, submit it to SLURM, or start it on this machine where there is no SLURM or `local` is true; with
-    `on` to the SLURM of that host, HOST or HOST:FOLDER, by ssh (docs/laptop.md).
+    """Render a run, submit it to SLURM, or start it on this machine where there is no SLURM or `local` is true.
 
     `run` is a plan, or a recipe that is planned first. `directory` is the run directory, which must be new;
     runs/NAME-TIME unless given. `notify` is called with each line a person may want to read.
@@ -91,13 +87,8 @@ def submit(
     planned = run if isinstance(run, PlannedRun) else plan(run, overrides, notify)
     planned.refuse_unsafe()
     warn_of_memory(planned, notify)
-    choice = choose(local, notify, on)
-    if choice.host is None:
-        planned.refuse_missing(of_slurm=choice.launcher.name == "slurm")
-    else:
-        planned = with_code(planned, notify)
-        if missing := readiness_elsewhere(planned, choice.host).missing:
-            raise UserError("\n".join(missing))
+    choice = choose(local, notify)
+    planned.refuse_missing(of_slurm=choice.launcher.name == "slurm")
     submitted = submit_runs([planned], choice, None if directory is None else Path(directory), notify)[0]
     notify(submitted.sentence)
     return submitted
@@ -122,8 +113,6 @@ def submit_runs(
     waits = options.dependency_options(notify)
     directory, run_dirs = _rendered(runs, output, options, variants, notify)
     notify(choice.why)
-    if choice.host is not None:
-        _settle(runs[0], run_dirs[0], choice.host, notify)
     by_directory = dict(zip(run_dirs, runs, strict=True))
 
     def sbatch_options(run_dir: Path) -> tuple[str, ...]:
@@ -139,13 +128,6 @@ def submit_runs(
     with refusals_recorded(run_dirs[0], notify) if len(runs) == 1 else contextlib.nullcontext():
         submissions = submit_sweep(choice.launcher, directory, run_dirs, options.how, waits, sbatch_options, record)
     return [_submitted(run, submission) for run, submission in zip(runs, submissions, strict=True)]
-
-
-def _settle(run: PlannedRun, run_dir: Path, host: RemoteHost, notify: Notify) -> None:
-    """Write down where the run will live, and record it in the store, before anything is sent there."""
-    home = host.settle(run_dir)
-    notify(f"The run will live in {home.host}:{home.directory}; what its job writes comes home to {run_dir}")
-    _record(run, run_dir, {"launcher": "slurm", "job_id": None, "submitted_at": time.time(), "cluster": None}, notify)
 
 
 def _refuse_sweep(
@@ -326,22 +308,19 @@ def resubmit(
     """
     from llmlaunch.app.rendered_job import checkpoint_warnings
     from llmlaunch.launchers import run_files, submit_mark
-    from llmlaunch.launchers.choose import choose_again
+    from llmlaunch.launchers.choose import choose
 
     run_files.refuse_foreign(directory)
-    bring_up_to_date(directory, notify, "state")
     if not from_older:
         _refuse_lost_history(directory)
     before = run_files.read_submission(directory)
     if submit_mark.was_submitting(directory) is None:
         _refuse_unless_ended(directory, before, anyway, notify)
-    choice = choose_again(directory, local or (before is not None and before.launcher == "local"), notify)
+    choice = choose(local or (before is not None and before.launcher == "local"), notify)
     if run_files.remove_stop(directory):
-        change_elsewhere(directory, "rm -f", file_names.STOP)
         notify("Removed the stop file; the run may continue")
     if from_older:
         run_files.allow_older_checkpoint(directory)
-        change_elsewhere(directory, "touch", file_names.FROM_OLDER)
     notify(choice.why)
     for sentence in checkpoint_warnings(directory):
         notify(f"warning: {sentence}")
@@ -408,12 +387,11 @@ def _refuse_unless_ended(directory: Path, submitted: Submission | None, anyway: 
 
 @contextlib.contextmanager
 def refusals_recorded(directory: Path, notify: Notify) -> Iterator[None]:
-    """Record a run that the scheduler refuses, or its host, in the store, too, and let the mistake go on."""
+    """Record a run that the scheduler refuses in the store, too, and let the mistake go on."""
     try:
         yield
-    except UserError as failure:
-        if isinstance(failure, SchedulerRefused) or (directory / file_names.REFUSED).exists():
-            _collect(directory, notify)
+    except SchedulerRefused:
+        _collect(directory, notify)
         raise
 
 
@@ -438,15 +416,13 @@ def exclusion_options(run_dir: Path, notify: Notify) -> tuple[str, ...]:
     if not sick:
         return ()
     from llmlaunch.launchers import run_environment
-    from llmlaunch.launchers.choose import place_of
     from llmlaunch.launchers.run_files import job_script
     from llmlaunch.launchers.slurm.site import cluster_name, exclusion, nodes_of_cluster
 
     try:
-        place = place_of(run_dir)
-        cluster = cluster_name(notify, place)
+        cluster = cluster_name(notify)
         sick = [node for node in sick if node.cluster in (cluster, "")]
-        listed = nodes_of_cluster(notify, place) if sick else None
+        listed = nodes_of_cluster(notify) if sick else None
     except UserError:  # sbatch will say it
         return ()
     if not listed:

@@ -8,6 +8,7 @@ import click
 
 from llmlaunch.app.run_lookup import directory_of, submission_in
 from llmlaunch.cli.next_steps import run_path, while_going_on
+from llmlaunch.cli.on_host import HostCommand
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.run_files import can_be_resumed
@@ -15,7 +16,7 @@ from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.values import to_type
 
 
-@click.command("cancel")
+@click.command("cancel", cls=HostCommand)
 @click.argument("runs", metavar="RUN|DIR...", nargs=-1, required=True)
 def cancel_command(runs: tuple[str, ...]) -> int:
     """Stop each RUN, with all jobs of its chain; one that has ended is left alone.
@@ -59,7 +60,7 @@ def _cancel(run: str) -> Path:
     return directory
 
 
-@click.command("resume")
+@click.command("resume", cls=HostCommand)
 @click.argument("run", metavar="RUN|DIR")
 @click.argument("options", metavar="[-- SBATCH_OPTION...]", nargs=-1)
 @click.option("--anyway", is_flag=True, help="Also where nobody knows whether the last job has ended, or it succeeded.")

@@ -9,6 +9,7 @@ import click
 
 from llmlaunch.app.run_lookup import submission_of
 from llmlaunch.cli.next_steps import run_path, while_it_is
+from llmlaunch.cli.on_host import HostCommand
 from llmlaunch.cli.output import notify, say, say_next_of_table
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.values import to_type
@@ -23,7 +24,7 @@ _TAIL_OF_THE_PAST = 200
 """Steps of a run that goes on are shown from these last lines of each log on."""
 
 
-@click.command("logs")
+@click.command("logs", cls=HostCommand)
 @click.argument("run", metavar="RUN|DIR")
 @click.option("--node", metavar="NODE|RANK|all", default="all", help="Of one node, by its name or node rank.")
 @click.option("--attempt", metavar="A|last|all", default="last", help="Of one attempt; the last unless given.")
@@ -44,7 +45,7 @@ def logs_command(run: str, node: str, attempt: str, job: bool, tail: int | None,
     from llmlaunch.watch.follow import follow as follow_run
     from llmlaunch.watch.screen import Screen
 
-    submission = submission_of(run, notify, "all")
+    submission = submission_of(run, notify)
     screen = Screen(sys.stdout)
     if follow and not raw and (node, attempt, job, tail) == ("all", "last", False, None):
         _say_next(submission, follow_run(submission, screen, tail=_TAIL_OF_THE_PAST))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmlaunch.app.run_lookup import bring_all_up_to_date, bring_up_to_date, directory_of, ongoing_directories
+from llmlaunch.app.run_lookup import directory_of
 from llmlaunch.cli.output import notify, print_json, say, say_next_of_table
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
@@ -79,10 +79,6 @@ def _directories(words: Sequence[str], recipe: Path | None) -> list[Path] | None
     if not names and (recipe is not None or overrides):
         raise UserError("collect: name the observed run that the recipe or the key is of")
     named = [directory_of(name, notify) for name in names]
-    for directory in named:
-        bring_up_to_date(directory, notify, "peaks")
-    if not names:
-        bring_all_up_to_date(ongoing_directories(), "state", notify)
     directories = [each for directory in named for each in observed_directories(directory)]
     for directory in directories:
         missing = describe_observed(directory, recipe, overrides, notify)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO, cast
@@ -20,6 +21,9 @@ from llmlaunch.cli.waiting import waiting_line_erased
 from llmlaunch.errors import OutputLost
 from llmlaunch.report.terminal import filled, shown_on
 from llmlaunch.rundir.values import printable
+
+ASKED_ON = "llmlaunch.on"
+"""Key of click's context: the host, and its folder, that somebody elsewhere named behind --on to run this command."""
 
 
 def say(text: object, err: bool = False) -> None:
@@ -39,6 +43,7 @@ def next_lines(steps: Sequence[tuple[str, str]]) -> list[str]:
     """Return the lines of `say_next`, for a screen that outlives its terminal. Purposes stand in one column; one that
     has no room there right behind its command, or below it."""
     room = shown_on().width
+    steps = _as_typed_elsewhere(steps)
     width = max((len(command) for command, purpose in steps if purpose), default=0)
     lines = []
     for i, (command, purpose) in enumerate(steps):
@@ -52,6 +57,22 @@ def next_lines(steps: Sequence[tuple[str, str]]) -> list[str]:
         else:
             lines += [f"{head}{command}", *(filled(purpose, room, "        # ", "        # ") if purpose else [])]
     return lines
+
+
+def _as_typed_elsewhere(steps: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    """Return the steps as a person types them who named this machine behind --on: those that take it, with it."""
+    context = click.get_current_context(silent=True)
+    on = None if context is None else context.meta.get(ASKED_ON)
+    if context is None or not on:
+        return steps
+    root = context.find_root()
+    changed = []
+    for command, purpose in steps:
+        llmlaunch, name, *words = command.split(" ", 2)
+        known = root.command.get_command(root, name) if isinstance(root.command, click.Group) else None
+        if getattr(known, "runs_on_hosts", False):
+            changed.append((" ".join([llmlaunch, name, "--on", shlex.quote(on), *words]), purpose))
+    return changed
 
 
 def say_next_of_table(*steps: tuple[str, str]) -> None:

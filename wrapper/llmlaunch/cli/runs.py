@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmlaunch.app.run_lookup import bring_all_up_to_date, directory_of, note_ends, ongoing_directories, submission_in
+from llmlaunch.app.run_lookup import directory_of, note_ends, ongoing_directories, submission_in
 from llmlaunch.cli.finite_range import FiniteRange
 from llmlaunch.cli.next_steps import Step, after_end, run_path, while_going_on, while_it_is
+from llmlaunch.cli.on_host import HostCommand
 from llmlaunch.cli.output import notify, print_json, say, say_next, say_next_of_table
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
@@ -35,7 +36,7 @@ HEAD = (  # what one looks for first comes first: a narrow screen shows the othe
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-@click.command("runs")
+@click.command("runs", cls=HostCommand)
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(PHASES), metavar="S", help=f"Now {', '.join(PHASES)}."
 )
@@ -161,7 +162,7 @@ def _moment(word: str) -> float:
         raise UserError(f"--since {word}: not 30m, 12h, 7d, 2w or a date such as 2026-11-21") from None
 
 
-@click.command("status")
+@click.command("status", cls=HostCommand)
 @click.argument("runs", metavar="[RUN|DIR]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the states as JSON.")
 @click.option("--watch", is_flag=True, help="Go on looking until all have ended, with memory by GPU, steps and loss.")
@@ -184,8 +185,6 @@ def status_command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: 
         raise UserError("--interval: is for --watch")
     several = len(runs) != 1
     directories = [directory_of(run, notify) for run in runs] if runs else ongoing_directories()
-    if several:
-        bring_all_up_to_date(directories, "state", notify)
     submissions: list[Submission] = []
     refused: list[RunStatus] = []
     for directory in directories:
@@ -194,7 +193,7 @@ def status_command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: 
             if look is not None:
                 refused.append(look)
                 continue
-            submissions.append(submission_in(directory, notify, None if several else "state"))
+            submissions.append(submission_in(directory, notify))
         except UserError as failure:
             if not several:
                 raise
@@ -209,7 +208,6 @@ def status_command(runs: tuple[str, ...], as_json: bool, watch: bool, interval: 
 def _refused(directory: Path) -> RunStatus | None:
     """Return the state of a run that the scheduler refused; None for any other run."""
     from llmlaunch.launchers.base import JobState, Submission
-    from llmlaunch.launchers.choose import place_of
     from llmlaunch.launchers.run_files import read_refusal
     from llmlaunch.launchers.run_status import RunStatus
 
@@ -218,8 +216,7 @@ def _refused(directory: Path) -> RunStatus | None:
         return None
     reason = f"{refusal}; {to_type('resume', directory)} submits it again"
     submission = Submission("slurm", "-", directory.resolve(), 0.0)
-    host = place_of(directory).host
-    return RunStatus(submission, JobState("refused", reason=reason), None, {}, {}, stopping=False, host=host)
+    return RunStatus(submission, JobState("refused", reason=reason), None, {}, {}, stopping=False)
 
 
 def _show_states(

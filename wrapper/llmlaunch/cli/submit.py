@@ -15,6 +15,7 @@ import click
 from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.app.variants import SweepOptions, Variant, plan_variants, warn_of_memory
 from llmlaunch.cli.next_steps import Step, run_path, while_going_on
+from llmlaunch.cli.on_host import HostCommand
 from llmlaunch.cli.output import notify, print_json, say, say_next
 from llmlaunch.cli.planning import (
     ScriptInput,
@@ -27,6 +28,7 @@ from llmlaunch.cli.planning import (
     warn_of_readiness,
 )
 from llmlaunch.cli.waiting import waiting_for
+from llmlaunch.documents.yaml_strict import STANDARD_INPUT
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.rundir.values import counted, to_type
 
@@ -34,16 +36,36 @@ if TYPE_CHECKING:
     from llmlaunch.app.submission import SubmittedRun
     from llmlaunch.launchers.base import Submission
     from llmlaunch.launchers.choose import LauncherChoice
+    from llmlaunch.launchers.ssh.host import Host
 
 
 SWEEP_KEYS = ("run_id", "run_dir", "launcher", "job_id")
 
 
-class SubmitCommand(click.Command):
-    """`--chain` alone is `--chain=afterok`; click would take the next word for its value."""
+class SubmitCommand(HostCommand):
+    """With --on the recipes go to the host first."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`--chain` alone is `--chain=afterok`; click would take the next word for its value."""
         return super().parse_args(ctx, ["--chain=afterok" if word == "--chain" else word for word in args])
+
+    def run_on(self, host: Host, ctx: click.Context) -> int:
+        from llmlaunch.app.sent_files import place_of_file, sent_files
+
+        recipe, words = ctx.params["recipe"], ctx.params["overrides"]
+        if recipe == STANDARD_INPUT or is_script(recipe):
+            raise UserError(
+                f"{recipe}: --on takes the file of a recipe; `{to_type('init', '--from', 'SCRIPT')}` writes that of a "
+                "script"
+            )
+        sweep = SweepOptions(**{option.name: ctx.params[option.name] for option in fields(SweepOptions)})
+        variants = sweep.variants(recipe, words)
+        sent = sent_files(variants, notify)
+        notify(f"Sending {counted(len(sent.files), 'file')} to {host.name}:{host.folder}, where the command runs")
+        host.send(sent.files, sent.absent)
+        places = {variant.recipe: place_of_file(variant.recipe) for variant in variants}
+        words = tuple(places.get(word, word) for word in words)
+        return host.run(self.words(ctx, recipe=places[recipe], overrides=words))
 
 
 @click.command("submit", cls=SubmitCommand)
@@ -63,7 +85,6 @@ class SubmitCommand(click.Command):
 @click.option("--full", is_flag=True, help="With --dry-run: the scripts and arguments themselves.")
 @click.option("--test-only", is_flag=True, help="Ask SLURM whether it would take the job; submit nothing.")
 @click.option("--local", is_flag=True, help="Run on this machine, also where there is SLURM.")
-@click.option("--on", metavar="HOST[:FOLDER]", help="To the SLURM of that host, by ssh; FOLDER is for run directories.")
 @click.option("--follow", is_flag=True, help="Watch the job to its end, then collect its peaks.")
 @click.option("--raw", is_flag=True, help="With --follow: the lines of the logs as they are.")
 @replan_option
@@ -98,12 +119,12 @@ def submit_command(recipe: str, overrides: tuple[str, ...], script: ScriptInput,
         script.refuse_for(recipe)
     variants = sweep.variants(recipe, overrides)
     request.refuse_contradictions(several=len(variants) > 1)
-    choice = choose(request.local, notify, request.on)
+    choice = choose(request.local, notify)
     if len(variants) == 1 and request.submits and request.output is not None:
         earlier = earlier_submission(request.output, notify)
         if earlier is not None:
             return _follow([earlier], request) if request.follow else 0
-    runs = _planned_runs(recipe, variants, sweep, choice)
+    runs = _planned_runs(recipe, variants, sweep)
     if request.dry_run:
         if len(runs) > 1:
             return _show_sweep(variants, runs, sweep, choice.where, request)
@@ -121,7 +142,6 @@ class _Request:
     full: bool
     test_only: bool
     local: bool
-    on: str | None
     follow: bool
     raw: bool
     no_exclude: bool
@@ -134,10 +154,6 @@ class _Request:
 
     def refuse_contradictions(self, several: bool) -> None:
         """Raise UserError for options that do not go together, or with `several` runs."""
-        if several and self.on is not None:
-            raise UserError(
-                f"--on {self.on}: submits one run at a time; submit each by itself, or log in there and submit all"
-            )
         if self.full and not self.dry_run:
             raise UserError("--full: shows the scripts of a dry run; write --dry-run --full")
         if several and self.test_only:
@@ -154,7 +170,7 @@ def _try_script(recipe: str, overrides: Sequence[str], script: ScriptInput, requ
 
     target, text = recipe_beside(Path(recipe), overrides, script)
     request.refuse_contradictions(several=False)
-    choice = choose(request.local, notify, request.on)
+    choice = choose(request.local, notify)
     run = plan(load_written(parse_document(text, str(target)), (), target.parent), notify=notify)
     run.refuse_unsafe()
     return _show(run, choice, request) if request.dry_run else _test(run, choice, request.as_json)
@@ -181,19 +197,13 @@ def _recipe_of_script(recipe: str, overrides: Sequence[str], script: ScriptInput
     return str(target)
 
 
-def _planned_runs(
-    recipe: str, variants: Sequence[Variant], sweep: SweepOptions, choice: LauncherChoice
-) -> list[PlannedRun]:
+def _planned_runs(recipe: str, variants: Sequence[Variant], sweep: SweepOptions) -> list[PlannedRun]:
     """Plan all runs, and say what a person should know of them."""
-    from llmlaunch.app.elsewhere import with_code
-
     if len(variants) > 1:
         with waiting_for("planning"):
             runs = plan_variants(variants, sweep, notify)
     else:
         runs = [_planned(recipe, variants[0].overrides, sweep.replan)]
-    if choice.host is not None:
-        runs = [with_code(run, notify) for run in runs]
     for run in runs:
         if run.mock_data_warning is not None:
             notify(f"note: {run.mock_data_warning}", colour="yellow")
@@ -255,14 +265,6 @@ def _planned(recipe: str, overrides: tuple[str, ...], replan: bool) -> PlannedRu
 
 
 def _refuse_missing(run: PlannedRun, choice: LauncherChoice) -> None:
-    from llmlaunch.app.elsewhere import readiness_elsewhere
-
-    if choice.host is not None:
-        ready = readiness_elsewhere(run, choice.host)
-        note_doubts(ready)
-        if ready.missing:
-            raise UserError("\n".join(ready.missing))
-        return
     of_slurm = choice.launcher.name == "slurm"
     note_doubts(run.readiness, *([run.slurm_request] if of_slurm else []))
     run.refuse_missing(of_slurm)
@@ -297,8 +299,6 @@ def _show(run: PlannedRun, choice: LauncherChoice, request: _Request) -> int:
 
         directory = request.output or runs_folder() / f"{run.recipe.name}-TIME"
         of_slurm = choice.launcher.name == "slurm"
-        if choice.host is not None:
-            notify(f"The run would live in a new folder of {choice.host.name}:{choice.host.runs}")
         say(dry_run_text(run.recipe, run.plan, of_slurm, directory, len(files), run.rendered.notes, datetime.now()))
     _refuse_missing(run, choice)
     if not request.as_json:
@@ -350,8 +350,7 @@ def _test(run: PlannedRun, choice: LauncherChoice, as_json: bool) -> int:
     from llmlaunch.launchers.slurm.launcher import SlurmLauncher
     from llmlaunch.report.slurm_words import mend_of_refusal
 
-    if choice.host is None:
-        warn_of_readiness(run)
+    warn_of_readiness(run)
     if not isinstance(choice.launcher, SlurmLauncher):
         raise UserError(f"--test-only asks SLURM, and there is none to ask. {choice.why}")
     script = run.job_script()

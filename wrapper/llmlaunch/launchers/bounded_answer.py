@@ -1,4 +1,4 @@
-"""The answer of a command that a host, or a scheduler, runs for us: bounded in bytes and in seconds, whatever it is."""
+"""The answer of a command that a scheduler runs for us: bounded in bytes and in seconds, whatever it is."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _output(process: subprocess.Popen[Any], errors: IO[bytes], until: float, std
             remaining = until - time.monotonic()
             if remaining <= 0:
                 raise subprocess.TimeoutExpired(process.args, 0.0)
-            refuse_endless_errors(errors)
+            _refuse_endless_errors(errors)
             for key, _ in pipes.select(min(_LOOK_SECONDS, remaining)):
                 if key.fileobj is process.stdout:
                     block = os.read(key.fd, 1 << 16)
@@ -77,7 +77,7 @@ def _output(process: subprocess.Popen[Any], errors: IO[bytes], until: float, std
 def _wait_for_end(process: subprocess.Popen[Any], errors: IO[bytes], until: float) -> None:
     """Wait for a command that has closed its stdout, which may still write to stderr."""
     while process.poll() is None:
-        refuse_endless_errors(errors)
+        _refuse_endless_errors(errors)
         remaining = until - time.monotonic()
         if remaining <= 0:
             raise subprocess.TimeoutExpired(process.args, 0.0)
@@ -95,7 +95,7 @@ def _written(descriptor: int, content: memoryview) -> int:
         return len(content)
 
 
-def refuse_endless_errors(errors: IO[bytes]) -> None:
+def _refuse_endless_errors(errors: IO[bytes]) -> None:
     """Raise AnswerTooLong where the file holds more than MOST_ERROR_BYTES."""
     if os.fstat(errors.fileno()).st_size > MOST_ERROR_BYTES:
         raise AnswerTooLong

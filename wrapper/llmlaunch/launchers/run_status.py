@@ -9,8 +9,7 @@ from typing import Any
 
 from llmlaunch.causes import cause as cause_record
 from llmlaunch.launchers.base import JobState, Launcher, Submission
-from llmlaunch.launchers.choose import launcher_of, place_of
-from llmlaunch.launchers.place import Place
+from llmlaunch.launchers.choose import launcher_of
 from llmlaunch.launchers.run_files import (
     can_be_resumed,
     gone_text,
@@ -58,8 +57,6 @@ class RunStatus:
     """Its newest attempt ended with the word that the job goes back into the queue."""
     missing: tuple[str, ...] = ()
     """Rendered files that are gone."""
-    host: str | None = None
-    """Where the run lives, if not on this machine."""
     step: int | None = None
     """The step that the run has reached, as every screen counts them; `progress` may be some seconds behind."""
     resumable: bool = True
@@ -70,7 +67,6 @@ class RunStatus:
         return {
             "run_id": read_run_id(submission.run_dir),
             "run_dir": str(submission.run_dir),
-            "host": self.host,
             "launcher": submission.launcher,
             "job_id": submission.job_id,
             "phase": state.phase,
@@ -204,20 +200,19 @@ def read_statuses(
     still be in the queue when its files say how it ended.
     """
     ends = {n: end for n, each in enumerate(submissions) if briefly and (end := known_end(each)) is not None}
-    groups: dict[tuple[str, str | None, Place], list[Submission]] = {}
-    places = [place_of(submission.run_dir) for submission in submissions]
-    for n, (submission, place) in enumerate(zip(submissions, places, strict=True)):
+    groups: dict[tuple[str, str | None], list[Submission]] = {}
+    for n, submission in enumerate(submissions):
         if n not in ends:  # two clusters may have jobs of the same number
-            groups.setdefault((submission.launcher, submission.cluster, place), []).append(submission)
+            groups.setdefault((submission.launcher, submission.cluster), []).append(submission)
     asking = [_Asking(launcher_of(group[0], say, briefly=briefly), group) for group in groups.values()]
     unasked = [_read(submission) for submission in submissions]  # while the schedulers think
     states = {name: query.states() for name, query in zip(groups, asking, strict=True)}
     statuses = []
-    for n, (status, place) in enumerate(zip(unasked, places, strict=True)):
+    for n, status in enumerate(unasked):
         submission = status.submission
-        state = ends.get(n) or states[submission.launcher, submission.cluster, place][submission.job_id]
+        state = ends.get(n) or states[submission.launcher, submission.cluster][submission.job_id]
         stopping = status.stopping and not state.ended
-        statuses.append(replace(status, state=state, stopping=stopping, host=place.host))
+        statuses.append(replace(status, state=state, stopping=stopping))
     return statuses
 
 

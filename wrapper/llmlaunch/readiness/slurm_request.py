@@ -16,7 +16,6 @@ from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.errors import UserError
 from llmlaunch.findings import Finding, doubtful, missing, note
 from llmlaunch.frozen import frozen
-from llmlaunch.launchers.place import THIS_MACHINE, Place
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 
 ANSWER_SECONDS = 2.0  # `check` does not wait longer for SLURM
-ELSEWHERE_SECONDS = 20.0
 # partition, state, longest time, time unless asked, most nodes of a job, nodes, their state, GRES, memory in MiB
 FORMAT = "%P|%a|%l|%L|%s|%D|%t|%G|%m"
 UNUSABLE = ("down", "drain", "drng", "fail", "inval", "unk", "futr", "err", "maint")
@@ -50,16 +48,14 @@ class NodeGroup:
     memory_mib: int
 
 
-def listed_partitions(place: Place = THIS_MACHINE) -> str:
-    """Return what sinfo says of the SLURM at `place`; "" where there is none, or it does not answer at once."""
-    here = place == THIS_MACHINE
-    if here and shutil.which("sinfo") is None:
+def listed_partitions() -> str:
+    """Return what sinfo says of this machine's SLURM; "" where there is none, or it does not answer at once."""
+    if shutil.which("sinfo") is None:
         return ""
     from llmlaunch.launchers.slurm.commands import SlurmCommands
 
     try:
-        seconds = ANSWER_SECONDS if here else ELSEWHERE_SECONDS
-        answer = SlurmCommands(seconds, 1, lambda _: None, place).ask(["sinfo", "-h", "-e", "-o", FORMAT])
+        answer = SlurmCommands(ANSWER_SECONDS, 1, lambda _: None).ask(["sinfo", "-h", "-e", "-o", FORMAT])
     except UserError:
         return ""
     return answer.output if answer.code == 0 else ""

@@ -107,7 +107,8 @@ def _is_model(spec: str) -> bool:
     return ("/" in spec and not is_hub_id(spec)) or (spec.endswith(_FILES) and hub_model(spec) is None)
 
 
-def _is_cluster(spec: str) -> bool:
+def is_cluster_path(spec: str) -> bool:
+    """Return whether the cluster is named by the path of its profile; others have names."""
     return "/" in spec or spec.endswith(_FILES)
 
 
@@ -120,8 +121,8 @@ _MAY_BE_PATHS: Mapping[str, Callable[[str], bool]] = {
     **dict.fromkeys(PATHS, _always),
     "model": _is_model,
     "model.base": _is_model,
-    "cluster": _is_cluster,
-    "cluster.base": _is_cluster,
+    "cluster": is_cluster_path,
+    "cluster.base": is_cluster_path,
     "container.image": is_path,
     "data.tokenizer": _is_tokenizer,
 }

@@ -81,7 +81,7 @@ def load_written(written: Document, overrides: Sequence[str], folder: Path) -> R
         from llmlaunch.recipe.overrides import apply_overrides
 
         document = apply_overrides(written, overrides)
-    allowed_secrets = _refuse_secrets(written, overrides, document.value.get("not_secrets"))
+    allowed_secrets = refuse_written_secrets(written, overrides, document.value.get("not_secrets"))
     recipe = recipe_from(document, folder)
     recipe = replace(recipe, text=written.text, overrides=tuple(overrides))
     if allowed_secrets:
@@ -122,7 +122,7 @@ def _refuse_newer(document: Document) -> None:
         )
 
 
-def _refuse_secrets(written: Document, overrides: Sequence[str], allowed: Any) -> tuple[str, ...]:
+def refuse_written_secrets(written: Document, overrides: Sequence[str], allowed: Any) -> tuple[str, ...]:
     """Raise UserError where the file or an override holds a secret, and return the keys that `not_secrets` allowed.
 
     Both are searched as they stand, also what a later override replaces: they are copied into the run directory.

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,6 +154,12 @@ def list_snapshot(recipe: Recipe, root: Path | None, why_not: str) -> Snapshot:
     """What a snapshot would copy. Raises UserError where there is no tree, or one of more than LIMIT_BYTES."""
     if root is None:
         raise UserError(f"{recipe.path}: code.snapshot: nothing to copy: {why_not}; name the tree in code.path")
+    return snapshot_of(root, recipe.not_secrets, f"{recipe.path}: code.snapshot")
+
+
+def snapshot_of(root: Path, not_secrets: Collection[str], asked_by: str) -> Snapshot:
+    """Return which files of a tree go with a run; `asked_by` is the key or option that asks for them. Raises UserError
+    for a tree of more than LIMIT_BYTES."""
     try:
         names = tracked_files(root)
     except GitFailed:
@@ -170,11 +177,11 @@ def list_snapshot(recipe: Recipe, root: Path | None, why_not: str) -> Snapshot:
     if total > LIMIT_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         raise UserError(
-            f"{recipe.path}: code.snapshot: {root} holds {total / 2**20:.0f} MiB, more than the {LIMIT_BYTES // 2**20} "
-            f"MiB a run directory takes; the largest: {', '.join(largest)}. Point code.path at the code alone, or "
+            f"{asked_by}: {root} holds {total / 2**20:.0f} MiB, more than the {LIMIT_BYTES // 2**20} MiB that go with "
+            f"a run; the largest: {', '.join(largest)}. Point code.path at the code alone, or "
             "keep data and checkpoints out of what git tracks"
         )
-    secret = [name for name in sizes if name not in recipe.not_secrets and _is_secret(root, name)]
+    secret = [name for name in sizes if name not in not_secrets and _is_secret(root, name)]
     copied = sorted(sizes.keys() - set(secret))
     return Snapshot(root, tuple(copied), sum(sizes[name] for name in copied), bool(names), tuple(sorted(secret)))
 

@@ -23,7 +23,6 @@ RUN_ID = "run.id"
 SUBMISSION = "submission.json"
 SUBMITTING = "submitting"
 REFUSED = "refused.json"
-HOME = "host.json"  # of a run submitted from another machine, and there alone: where it lives
 ENDED = "ended.json"
 STATUS = "status.json"  # also of an attempt
 STOP = "stop"

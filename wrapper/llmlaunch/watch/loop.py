@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import latest_attempt, read_end
 from llmlaunch.launchers.run_status import RunStatus, read_statuses
-from llmlaunch.rundir import file_names
 from llmlaunch.watch.model import WatchedRun
 
 AskStates = Callable[[Sequence[Submission], Callable[[str], None]], list[RunStatus]]
@@ -126,25 +123,11 @@ def watch(
     A run that no launcher has known for `patience_seconds` is given up. After the last end the files are read until
     `late_reads` reads in a row show nothing new: NFS shows the last lines late. Raises KeyboardInterrupt on Ctrl-C.
     """
-    run_dirs = [look.submission.run_dir for look in poller.looks]
-    with _brought_home(run_dirs, poller.note_trouble) as bring_the_rest:
-        _watch(poller, readers, view, interval_seconds, note_ends, patience_seconds)
-        bring_the_rest()
+    _watch(poller, readers, view, interval_seconds, note_ends, patience_seconds)
     quiet = 0
     while quiet < late_reads:
         quiet = 0 if _show(poller.looks, readers, view, "") else quiet + 1
         time.sleep(_LATE_READ_SECONDS)
-
-
-def _brought_home(
-    run_dirs: Sequence[Path], notify: Callable[[str], None]
-) -> contextlib.AbstractContextManager[Callable[[], None]]:
-    """Bring home all the time what the jobs of runs write that live on other machines."""
-    if not any((run_dir / file_names.HOME).exists() for run_dir in run_dirs):
-        return contextlib.nullcontext(lambda: None)
-    from llmlaunch.launchers.ssh.mirror import brought_home
-
-    return brought_home(run_dirs, notify)
 
 
 def _watch(

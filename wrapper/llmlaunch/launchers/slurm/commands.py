@@ -4,6 +4,7 @@ each release of them has and lacks, from slurm/versions.json (docs/slurm-version
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import subprocess
@@ -17,7 +18,6 @@ from typing import IO
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.bounded_answer import MOST_ERROR_BYTES, AnswerTooLong, bounded_answer
-from llmlaunch.launchers.place import THIS_MACHINE, Place, Reached
 from llmlaunch.launchers.run_environment import QUERIES, VariableFilter
 
 # After these words of a command the controller may have heard it, and may still do what it was asked. The second line:
@@ -33,25 +33,21 @@ _PAUSES_SECONDS = (1.0, 2.0, 5.0)
 
 @dataclass(frozen=True)
 class CommandAnswer:
-    """What a command printed; `code` is None where it did not end in time. `reached`: whether it was started at all
-    where SLURM is."""
+    """What a command printed; `code` is None where it did not end in time."""
 
     code: int | None
     output: str
     words: str
-    reached: Reached = "yes"
 
     @property
     def late(self) -> bool:
         """It may have been heard: nothing can be said of what became of it."""
-        if self.code is None or self.reached != "yes":
-            return self.reached != "no"
-        return any(words in self.words for words in _LATE)
+        return self.code is None or any(words in self.words for words in _LATE)
 
     @property
     def unreached(self) -> bool:
         """It was not heard."""
-        return self.reached == "no" or (not self.late and any(words in self.words for words in _UNREACHED))
+        return not self.late and any(words in self.words for words in _UNREACHED)
 
 
 @dataclass
@@ -65,7 +61,6 @@ class Call:
     until: float
     stdin_text: str | None = None
     """What it reads from its standard input."""
-    place: Place = THIS_MACHINE
 
     def answer(self) -> CommandAnswer:
         name = self.argv[0]
@@ -80,10 +75,8 @@ class Call:
         with self.errors:
             self.errors.seek(0)
             errors = self.errors.read(MOST_ERROR_BYTES).decode(errors="replace")
-        reached, words = self.place.heard(code, errors)
-        return CommandAnswer(
-            code, output.decode(errors="replace"), complaint(words) or f"{name} exit code {code}", reached
-        )
+        words = complaint(errors) or f"{name} exit code {code}"
+        return CommandAnswer(code, output.decode(errors="replace"), words)
 
     def is_silent(self, seconds: float) -> bool:
         """Wait until it begins to answer, or ends, and return whether it did neither in so many seconds."""
@@ -100,12 +93,11 @@ class Call:
 @dataclass(frozen=True)
 class SlurmCommands:
     """Each call may take `timeout_seconds`; one that changes nothing is made `tries` times, and `say` is told what is
-    waited for. They are run at `place`."""
+    waited for."""
 
     timeout_seconds: float
     tries: int
     say: Callable[[str], None]
-    place: Place = THIS_MACHINE
 
     def start(
         self,
@@ -114,10 +106,24 @@ class SlurmCommands:
         run_dir: Path | None = None,
         stdin_text: str | None = None,
     ) -> Call:
-        """Raises UserError where there is no such command."""
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 (the call closes it; a pipe may stay open: Connection.start)
-        process = self.place.start(argv, variables, run_dir, stdin_text is not None, errors)
-        return Call(argv, process, errors, time.monotonic() + self.timeout_seconds, stdin_text, self.place)
+        """Start a command, in the run directory where one is named. Raises UserError where there is no such command."""
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 (the call closes it)
+        try:
+            process = subprocess.Popen(
+                argv,
+                cwd=run_dir,
+                env=variables.of(os.environ),
+                stdin=subprocess.DEVNULL if stdin_text is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError as error:
+            raise UserError(
+                f"{argv[0]} cannot be run ({error.strerror}); is this a SLURM machine? --local runs the job here"
+            ) from error
+        return Call(argv, process, errors, time.monotonic() + self.timeout_seconds, stdin_text)
 
     def ask(self, argv: Sequence[str]) -> CommandAnswer:
         """The answer to a question (or to scancel, which may be repeated)."""
@@ -127,7 +133,7 @@ class SlurmCommands:
         """The answer to a question that was started, which is asked again where nobody answered."""
         answer = call.answer()
         for attempt in range(1, self.tries):
-            if answer.reached == "no" or not (answer.late or answer.unreached):
+            if not (answer.late or answer.unreached):
                 break
             self.wait_before(attempt, answer)
             answer = self.start(call.argv).answer()

@@ -8,6 +8,7 @@ submit.py.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,6 @@ from pathlib import Path
 from llmlaunch.errors import SchedulerRefused, UserError
 from llmlaunch.launchers import run_files
 from llmlaunch.launchers.base import JobState, Submission
-from llmlaunch.launchers.place import THIS_MACHINE, Place
 from llmlaunch.launchers.slurm.commands import Call, CommandAnswer, SlurmCommands
 from llmlaunch.launchers.slurm.text import (
     OWNER_FORMAT,
@@ -46,7 +46,6 @@ class SlurmLauncher:
     timeout_seconds: float = 60.0
     tries: int = 3
     say: Callable[[str], None] = _silent
-    place: Place = THIS_MACHINE
 
     @property
     def name(self) -> str:
@@ -57,9 +56,7 @@ class SlurmLauncher:
     def submit(self, run_dir: Path, extra: Sequence[str] = (), again: bool = False) -> Submission:
         from llmlaunch.launchers.slurm.submit import submit
 
-        submission = submit(self._commands, run_dir, extra, again, self.cancel)
-        self.place.share(submission.run_dir, file_names.SUBMISSION)
-        return submission
+        return submit(self._commands, run_dir, extra, again, self.cancel)
 
     def adopt(self, run_dir: Path) -> Submission | None:
         """The submission of a directory whose submit was interrupted: its jobs, looked for once and written down.
@@ -68,10 +65,7 @@ class SlurmLauncher:
         """
         from llmlaunch.launchers.slurm.submit import adopt
 
-        submission = adopt(self._commands, run_dir)
-        if submission is not None:
-            self.place.share(submission.run_dir, file_names.SUBMISSION)
-        return submission
+        return adopt(self._commands, run_dir)
 
     def test(self, script: str, extra: Sequence[str] = ()) -> tuple[bool, str]:
         """Whether `sbatch --test-only` would take a script, and what it says. Nothing is submitted."""
@@ -118,8 +112,7 @@ class SlurmLauncher:
         # A task of an array was submitted in the directory above its own.
         folders = [submission.run_dir, *([submission.run_dir.parent] if "_" in submission.job_id else [])]
         marks = [f"llmlaunch={run_id}" for run_id in map(read_run_id, folders) if run_id]
-        there = [self.place.directory(folder) for folder in folders]
-        strange = strange_jobs(answer.output, self.place.user_id, marks, there) if answer.code == 0 else []
+        strange = strange_jobs(answer.output, os.getuid(), marks, folders) if answer.code == 0 else []
         if strange:
             file = submission.run_dir / file_names.SUBMISSION
             raise UserError(
@@ -130,7 +123,7 @@ class SlurmLauncher:
 
     @property
     def _commands(self) -> SlurmCommands:
-        return SlurmCommands(self.timeout_seconds, self.tries, self.say, self.place)
+        return SlurmCommands(self.timeout_seconds, self.tries, self.say)
 
     def _ask_about(self, cluster: str | None, submissions: Sequence[Submission]) -> Callable[[], SlurmAnswers]:
         """Start to ask a cluster; what is returned waits for the answers. Of several jobs squeue and sacct are asked
@@ -262,7 +255,7 @@ def _phase(submission: Submission, row: Row | None, record: Row | None, silence:
         return _own_word(submission, latest.state) or JobState("unknown", latest.state, reason)
     if latest.phase == "failed":
         return _failed(submission, latest, record)
-    return JobState(latest.phase, latest.state, _cancelled_by(record, _lives_elsewhere(submission)) or latest.reason)
+    return JobState(latest.phase, latest.state, _cancelled_by(record) or latest.reason)
 
 
 def _failed(submission: Submission, latest: Row, record: Row | None) -> JobState:
@@ -277,8 +270,6 @@ def _failed(submission: Submission, latest: Row, record: Row | None) -> JobState
 
 
 def _full_disk(submission: Submission) -> str:
-    if _lives_elsewhere(submission):
-        return ""
     with contextlib.suppress(OSError):
         if shutil.disk_usage(submission.run_dir).free < _SMALL_FILE_BYTES:
             return f"; no space is left on the disk of {submission.run_dir}"
@@ -310,16 +301,10 @@ def _own_word(submission: Submission, state: str = "") -> JobState | None:
     return JobState(end.state, state, end.why, end.exit_code)
 
 
-def _lives_elsewhere(submission: Submission) -> bool:
-    return (submission.run_dir / file_names.HOME).exists()
-
-
-def _cancelled_by(record: Row | None, elsewhere: bool) -> str:
-    """Who cancelled a job; of another machine's users only the numbers are known."""
+def _cancelled_by(record: Row | None) -> str:
+    """Who cancelled a job."""
     if record is None or not record.by:
         return ""
-    if elsewhere:
-        return f"by user {record.by}"
     import pwd
 
     try:

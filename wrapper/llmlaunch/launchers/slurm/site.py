@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from llmlaunch.causes.suspects import most_left_out
 from llmlaunch.cluster.slurm_site import Answers
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.place import THIS_MACHINE, Place
 from llmlaunch.launchers.slurm.commands import CommandAnswer, SlurmCommands
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import host_names
@@ -76,9 +75,9 @@ class Exclusion:
     most: int = 0
 
 
-def cluster_name(say: Callable[[str], None], place: Place = THIS_MACHINE) -> str | None:
-    """ClusterName of the SLURM at `place`; None where it does not say."""
-    return _configured("ClusterName", say, place)
+def cluster_name(say: Callable[[str], None]) -> str | None:
+    """ClusterName of this machine's SLURM; None where it does not say."""
+    return _configured("ClusterName", say)
 
 
 def max_array_size() -> int | None:
@@ -90,15 +89,15 @@ def max_array_size() -> int | None:
     return int(size) if size is not None and is_whole_number(size) else None
 
 
-def _configured(name: str, say: Callable[[str], None], place: Place = THIS_MACHINE) -> str | None:
-    answer = SlurmCommands(TIMEOUT_SECONDS, TRIES, say, place).ask(["scontrol", "show", "config"])
+def _configured(name: str, say: Callable[[str], None]) -> str | None:
+    answer = SlurmCommands(TIMEOUT_SECONDS, TRIES, say).ask(["scontrol", "show", "config"])
     match = re.search(rf"^{name}\s*=\s*(\S+)", answer.output, re.MULTILINE) if answer.code == 0 else None
     return None if match is None else match[1]
 
 
-def nodes_of_cluster(say: Callable[[str], None], place: Place = THIS_MACHINE) -> str | None:
+def nodes_of_cluster(say: Callable[[str], None]) -> str | None:
     """`node|partition|state`, a line for each node and partition; None where SLURM does not say."""
-    answer = SlurmCommands(TIMEOUT_SECONDS, TRIES, say, place).ask(["sinfo", "-h", "-N", "-o", "%N|%P|%t"])
+    answer = SlurmCommands(TIMEOUT_SECONDS, TRIES, say).ask(["sinfo", "-h", "-N", "-o", "%N|%P|%t"])
     return answer.output if answer.code == 0 else None
 
 

@@ -95,7 +95,7 @@ def find_jobs(slurm: SlurmCommands, wanted: JobQuery) -> tuple[list[Job], Comman
     answer = slurm.insist(queue)
     now = []
     if answer.code == 0:
-        now = parse_late_jobs(answer.output, wanted.mark, slurm.place.directory(wanted.run_dir), wanted.earliest)
+        now = parse_late_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest)
     matches = [*(JobMatch(job, False) for job in _attempted(wanted)), *past, *now]
     # The working directory decides only if no comment names the run: somebody may have submitted a job by hand.
     new = [match for match in matches if str(match.job) not in wanted.known]
@@ -108,7 +108,7 @@ def _past(slurm: SlurmCommands, wanted: JobQuery) -> list[JobMatch]:
     """Return the jobs the accounting knows, even if the controller has forgotten them; without it, ask `sacct -c`."""
     since = (wanted.earliest - timedelta(days=1)).strftime("%Y-%m-%d")
     # Without the states sacct leaves out a job that never started (seen with 22.05.8).
-    argv = ["sacct", *wanted.clusters, "-X", "-P", "-n", "-u", str(slurm.place.user_id)]
+    argv = ["sacct", *wanted.clusters, "-X", "-P", "-n", "-u", str(os.getuid())]
     argv += ["-S", since, "-E", "now", "-s", _ANY, "-o"]
     try:
         answer = slurm.ask([*argv, PAST_JOB_FIELDS])
@@ -118,8 +118,7 @@ def _past(slurm: SlurmCommands, wanted: JobQuery) -> list[JobMatch]:
         answer = slurm.ask([*argv, PAST_JOB_FIELDS_BEFORE_21_08])
     elif "storage is disabled" in answer.words:
         answer = slurm.ask(["sacct", "-c", "-P", "-n", "-S", since, "-o", "JobID,Start,WorkDir"])
-    directory = slurm.place.directory(wanted.run_dir)
-    return parse_past_jobs(answer.output, wanted.mark, directory, wanted.earliest) if answer.code == 0 else []
+    return parse_past_jobs(answer.output, wanted.mark, wanted.run_dir, wanted.earliest) if answer.code == 0 else []
 
 
 def _attempted(wanted: JobQuery) -> list[int]:
@@ -143,8 +142,6 @@ def submit(
     wanted = _wanted(run_dir, mark.since, before, _clusters(script, extra))
     jobs = _taken(slurm, wanted, before) if interrupted else []
     try:
-        if not jobs:
-            _deliver(slurm, run_dir)
         submission = _JobSubmitter(slurm, cancel, wanted, script).all(extra, jobs, before)
     except _MayBeTaken as late:  # the mark stays: the next command looks for the job again
         raise SchedulerRefused(
@@ -176,14 +173,6 @@ def _warn_of_no_requeue(slurm: SlurmCommands, submission: Submission) -> None:
             f"is over or a node fails it ends, and {to_type('resume', submission.run_dir)} goes on from its last "
             "checkpoint; restart: {by: chain} (restart_by: chain in the cluster profile) hands in follow-up jobs"
         )
-
-
-def _deliver(slurm: SlurmCommands, run_dir: Path) -> None:
-    try:
-        slurm.place.deliver(run_dir)
-    except UserError as failure:
-        run_files.note_refusal(run_dir, str(failure))
-        raise
 
 
 def adopt(slurm: SlurmCommands, run_dir: Path) -> Submission | None:
@@ -318,7 +307,7 @@ class _JobSubmitter:
         """What a command says; where it was not heard it is said again."""
         for attempt in range(1, self.slurm.tries + 1):
             answer = self.slurm.start(argv, variables, self.wanted.run_dir).answer()
-            if not answer.unreached or answer.reached == "no" or attempt == self.slurm.tries:
+            if not answer.unreached or attempt == self.slurm.tries:
                 break
             self.slurm.wait_before(attempt, answer)
         return answer

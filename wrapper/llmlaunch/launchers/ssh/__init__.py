@@ -1,1 +1,4 @@
-"""Runs that live on a host behind ssh: sent there, submitted there, and looked at from here (docs/laptop.md)."""
+"""A host behind ssh, where `--on HOST` has a command run (docs/laptop.md)."""
+
+ON_VARIABLE = "LLMLAUNCH_ON"
+"""Tells llmlaunch on the host what the person typed behind --on."""
