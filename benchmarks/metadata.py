@@ -1,10 +1,9 @@
 """How many metadata calls on the run directory a training of 2,000 nodes with 8 GPUs each makes, counted by strace.
 
-Two nodes are started as SLURM starts them, each by its rendered train.sh with the real node.pyz over a scripted driver;
-torch, torchrun and the trainer are stand-ins. What a node does is the same on 2 and on 2,000 nodes, so its calls are
-multiplied. What grows with the nodes is measured for real on a made-up directory of 2,000 nodes and 16,000 ranks:
-`begin`, a minute of the watchdog, `finish` and `status`. Bars: 50,000 calls to start, 5,000 a minute after, 2 s for
-`finish` and `status` each.
+Two nodes are started as SLURM starts them, each by the real `node.pyz node` over a scripted driver; torch and the
+trainer are stand-ins. What a node does is the same on 2 and on 2,000 nodes, so its calls are multiplied. What grows
+with the nodes is measured for real on a made-up directory of 2,000 nodes and 16,000 ranks: its begin, a minute of the
+watchdog, its end and `status`. Bars: 50,000 calls to start, 5,000 a minute after, 2 s for the end and `status` each.
 
     python benchmarks/metadata.py [NODES]
 """
@@ -32,6 +31,44 @@ from support.traced_node import TracedNodes  # noqa: E402
 TRACED_NODES, STEADY_SECONDS, WATCHED_SECONDS = 2, 60.0, 60.0
 START_BAR, MINUTE_BAR, SECONDS_BAR = 50_000, 5_000, 2.0
 PROBE_LINES, MONITOR_LINES = 20, 20
+IMPORTS = f"""
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+run, attempt, nodes = Path(sys.argv[2]), {last_act.ATTEMPT!r}, tuple(sys.argv[3:])
+"""
+# Each is what node.pyz job calls; as there, what may hang is left behind.
+PARTS = {
+    "begin": """
+from llmlaunch.node.begin import Beginning, begin
+begin(Beginning(run, attempt, nodes))
+os._exit(0)
+""",
+    "watch": f"""
+from llmlaunch.node.event_loop import EventLoop
+from llmlaunch.node.line_writer import DiskThread
+from llmlaunch.node.watchdog import AttemptWatchdog
+from llmlaunch.rundir.step_lines import Step, StepNews
+class Step_:
+    is_stopping = False
+step, loop, disk = 0, EventLoop((), print, lambda: None), DiskThread()
+disk.start()
+watchdog = AttemptWatchdog(run, attempt, ".", Step_(), loop, disk)
+def a_step():
+    global step
+    step += 1
+    watchdog.hear(StepNews([Step(step, 9000)], False))
+loop.every(1.0, a_step)
+ends = time.monotonic() + {WATCHED_SECONDS}
+loop.run(lambda: time.monotonic() >= ends)
+os._exit(0)
+""",
+    "finish": """
+from llmlaunch.node.finish import Ending, finish
+finish(Ending(run, attempt, len(nodes), 0, done=nodes))
+os._exit(0)
+""",
+}
 
 
 def main() -> None:
@@ -39,15 +76,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="llmlaunch-metadata-") as folder:
         start, minute, end = node_calls(Path(folder))
         run = made_up(Path(folder) / "run", nodes)
-        begun, _ = traced(run, "begin", stdin="\n".join(names(nodes)))
-        watched = watchdog(run)
-        finished, seconds = traced(run, "finish", "--nodes", str(nodes), "--code", "0", "--wait", "0")
+        begun, _ = traced(run, "begin", nodes)
+        watched, _ = traced(run, "watch", nodes)
+        finished, seconds = traced(run, "finish", nodes)
         status = status_seconds(run)
     print(f"a node of 8 ranks: {start:.0f} calls to start, {minute:.1f} a minute, {end:.0f} to end")
     print(f"{nodes} nodes: {start * nodes + begun:,.0f} to start (bar {START_BAR:,}), of them begin {begun}")
     print(f"{nodes} nodes: {minute * nodes + watched:,.0f} a minute (bar {MINUTE_BAR:,}), of them watchdog {watched}")
     print(
-        f"{nodes} nodes: {end * nodes:,.0f} to end, and finish {finished} in {seconds:.1f} s; status in {status:.1f} s"
+        f"{nodes} nodes: {end * nodes:,.0f} to end, and the job {finished} in {seconds:.1f} s; status in {status:.1f} s"
     )
     missed = start * nodes + begun > START_BAR or minute * nodes + watched > MINUTE_BAR
     sys.exit(missed or max(seconds, status) > SECONDS_BAR)
@@ -95,40 +132,19 @@ def made_up(run: Path, nodes: int) -> Path:
     return run
 
 
-def command(run: Path, name: str, *words: str) -> list[str]:
-    place = ("--run-dir", str(run), "--attempt", last_act.ATTEMPT)
-    return [sys.executable, "-I", "-S", str(run / "node.pyz"), name, *place, *words]
-
-
-def traced(run: Path, name: str, *words: str, stdin: str = "") -> tuple[int, float]:
-    """Calls of a command of node.pyz under strace, and the seconds that it takes without."""
-    trace = run.with_name(f"trace-{name}")
-    (run.with_name("stdin")).write_text(stdin)
-    shell = ["sh", "-c", '"$@" <"$0"', str(run.with_name("stdin")), *command(run, name, *words)]
-    process = TracedProcess(shell, run, trace, os.environ, run.with_name("output"))
-    process.process.wait()
+def traced(run: Path, part: str, nodes: int) -> tuple[int, float]:
+    """Calls of a part of the job under strace, and the seconds that it takes without. The archive that it is imported
+    from lies beside the run directory."""
+    archive = run.with_name("node.pyz")
+    archive.write_bytes(node_archive())
+    command = [sys.executable, "-I", "-S", "-c", IMPORTS + PARTS[part], str(archive), str(run), *names(nodes)]
+    process = TracedProcess(command, run, run.with_name(f"trace-{part}"), os.environ, run.with_name("output"))
+    assert process.process.wait() == 0, run.with_name("output").read_text()
+    if part == "watch":
+        return len(process.calls()), WATCHED_SECONDS
     began = time.monotonic()
-    subprocess.run(command(run, name, *words), input=stdin.encode(), capture_output=True, check=True)
+    subprocess.run(command, capture_output=True, check=True)
     return len(process.calls()), time.monotonic() - began
-
-
-def watchdog(run: Path) -> int:
-    """Calls of the watchdog in a minute, once it knows which of the nodes prints the steps."""
-    (last,) = (run / "logs").glob(f"*.{sorted(path.name for path in (run / 'peaks').iterdir())[-1][:-6]}.log")
-    words = ("--child", str(os.getpid()))
-    process = TracedProcess(
-        command(run, "watchdog", *words), run, run.with_name("trace-w"), os.environ, Path(os.devnull)
-    )
-    progress = run / "attempts" / last_act.ATTEMPT / "progress.json"
-    while not progress.exists():
-        with last.open("a") as log:
-            log.write("step 2/9\n")
-        time.sleep(1)
-    began = time.time()
-    time.sleep(WATCHED_SECONDS)
-    ended = time.time()
-    process.terminate()
-    return round(len(process.calls(began, ended)) * 60 / WATCHED_SECONDS)
 
 
 def status_seconds(run: Path) -> float:

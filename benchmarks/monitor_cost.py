@@ -67,7 +67,7 @@ class Node:
         pids = [self.rig.until_record(rank)["program_pid"] for rank in range(RANKS)]
         self.rig.scenario(scenario(pids, how))
         place_words = ("--run-dir", str(self.rig.run_directory), "--attempt", ATTEMPT, "--node", NODE)
-        self.pid = self.rig.start("monitor", *place_words).pid  # as train.sh starts it: its own intervals
+        self.pid = self.rig.start("monitor", *place_words).pid  # as the node program starts it: its own intervals
         self.rig.until_event("start")
 
     def say_a_step(self, step: int) -> None:

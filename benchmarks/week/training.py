@@ -154,7 +154,7 @@ class Training:
             self._later(KILL_WAIT_SECONDS, lambda: self.end(1))
             return
         for place, node in enumerate(self.order):
-            self._say(node, f"train.sh on {node}: training with /opt/python\n")
+            self._say(node, f"llmlaunch: {node}: training with /opt/python\n")
             self._write_records(node, range(place * self.job.devices, (place + 1) * self.job.devices))
         folder = self.job.loaded_folder(self.loaded_step)
         if self.loaded_step and (folder / DAMAGED).exists():
@@ -325,7 +325,7 @@ class Training:
         self._write_records(node, others, ended_at=self.clock.now + 1.0, signal="SIGTERM")
 
     def _end_of_node(self, node: str) -> None:
-        """train.sh of a node whose trainers failed asks what ended them."""
+        """A node whose trainers failed writes down what ended them."""
         if not self.active:
             return
         before = {"at": self.clock.now + 1e9}  # so that the log of this machine's own kernel is left alone

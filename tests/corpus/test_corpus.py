@@ -104,7 +104,7 @@ def test_seconds_may_differ_by_four_units_in_the_last_place(ulps: int) -> None:
 
 def test_the_lines_of_a_file_that_changed_are_shown() -> None:
     before, after = answered(), answered()
-    after["files"]["train.sh"] = after["files"]["train.sh"].replace("--num-layers", "--layers")
+    after["files"]["command.txt"] = after["files"]["command.txt"].replace("--num-layers", "--layers")
     [shown] = differences(before, after)
     assert "-" in shown
     assert any(line.startswith("-") and "--num-layers" in line for line in shown.splitlines())

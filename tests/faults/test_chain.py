@@ -22,13 +22,11 @@ Make = Callable[..., Chain]
 
 KILLED = {
     "trainer": ("trainer 1",),
-    "wrapper": ("wrapper 0",),
     "monitor": ("monitor",),
     "monitor and trainer": ("monitor", "trainer 0"),
-    "torchrun": ("torchrun",),
-    "script of the node": ("train.sh",),
+    "node": ("node",),
     "job": ("job",),
-    "everything": ("job", "train.sh", "monitor", "watchdog", "torchrun", "wrapper 0", "wrapper 1", "trainer 0"),
+    "everything": ("job", "node", "monitor", "trainer 0"),
 }
 RANDOM_RUNS = 2
 MOST_GIB = 70.0
@@ -39,7 +37,7 @@ PROBED_TRAINER = Path(__file__).with_name("probed_trainer.py")
 
 def kills(*roles: str) -> Callable[[Make, int], None]:
     def story(make: Make, _: int) -> None:
-        run = make(torchrun="torchrun" in roles).start().train(40)
+        run = make().start().train(40)
         before = run.kill(*roles)
         run.stop()
         records = {record["global_rank"]: record for record in run.judged(before) if record["peak_kind"] == "device"}
@@ -88,7 +86,7 @@ def train_on(run: Chain, chance: Random, seconds: float) -> None:
 KILLS = {
     **{name: kills(*roles) for name, roles in KILLED.items()},
     "monitor as it starts": partial(while_the_monitor_starts, "monitor", 0.05),
-    "script as the monitor starts": partial(while_the_monitor_starts, "train.sh", 0.0),
+    "node as the monitor starts": partial(while_the_monitor_starts, "node", 0.0),
     **{f"any {which}": partial(any_process_at_any_moment, which) for which in range(RANDOM_RUNS)},
 }
 

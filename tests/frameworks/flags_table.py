@@ -17,7 +17,7 @@ from traced_cases import PADDED, TECHNIQUES
 from trained_cases import SHARED, jobs, own_job
 
 from llmlaunch.frameworks import megatron
-from llmlaunch.frameworks.megatron.flags.table import FLAGS
+from llmlaunch.frameworks.megatron.flags.table import flags
 
 EIGHT_BITS = "Transformer Engine multiplies in 8 and 4 bits on CUDA alone"
 FUSED_ADAM = "wants FusedAdam of Transformer Engine (core/optimizer/optimizer_config.py), a CUDA kernel"
@@ -124,7 +124,7 @@ def flags_of(words: Iterable[str]) -> set[str]:
 @cache
 def written_flags() -> tuple[str, ...]:
     """Return what the renderer can write, in alphabetical order."""
-    return tuple(sorted({row.name for row in FLAGS if row.writes}))
+    return tuple(sorted({row.name for row in flags() if row.writes}))
 
 
 def _parsed(version: str) -> set[str]:

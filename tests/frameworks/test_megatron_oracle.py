@@ -16,7 +16,7 @@ from judges import MegatronJudge, Verdict
 
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, ALL_RULES
+from llmlaunch.frameworks.megatron.rules import requirements_for, rules_for
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.models.shape import MlaShape, ModelShape
 from llmlaunch.planner.legality import situation
@@ -32,7 +32,7 @@ from support.megatron_disagreements import DISAGREEMENTS, layer_of
 pytestmark = pytest.mark.frameworks
 
 EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "150"))
-PLACES = {rule.key: rule.where for rule in (*ALL_REQUIREMENTS, *ALL_RULES)}
+PLACES = {rule.key: rule.where for rule in (*requirements_for(), *rules_for())}
 
 
 def verdict_of(megatron: MegatronJudge, case: Case, until: str | None = None) -> Verdict:

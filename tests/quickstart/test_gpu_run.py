@@ -1,7 +1,7 @@
 """A GPU job from recipe to store: everything real but the driver, which is a scripted libnvidia-ml.so.1.
 
 The trainer is a person's own script that drives the scripted GPUs, and the counters of torch's allocator, instead of
-training; torchrun, the rank wrapper, the monitor with the real pynvml, `finish`, `collect` and the store are what a
+training; the programs of the job and the node, the monitor with the real pynvml, `collect` and the store are what a
 cluster runs.
 """
 

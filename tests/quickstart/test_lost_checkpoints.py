@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_quickstart import RECIPE, llmlaunch, python_alone
+from test_quickstart import RECIPE, llmlaunch
 
 from support.node_rig import until
 
@@ -29,7 +30,7 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder, self.run, self.checkpoints = folder, folder / "run", folder / "checkpoints"
         place = f"training.checkpoint_path={self.checkpoints}"
-        python = f"python={python_alone(folder)}"
+        python = f"python={sys.executable}"
         llmlaunch(folder, "submit", RECIPE, *TINY, place, python, "-o", self.run, "--local", "--follow")
         shutil.copytree(self.checkpoints, folder / "whole")
 
@@ -63,7 +64,7 @@ def test_a_last_checkpoint_cut_short_is_left_for_the_one_before(trained: Job) ->
     _, status, log = trained.again()
     assert f"step-12/{torn.name} is cut short; continuing from step 8, the one before it" in log
     assert "resumed after step 8" in log
-    assert re.findall(r"^step (\d+)/", log, re.MULTILINE) == ["9", "10", "11", "12"]
+    assert re.findall(r"^\[rank\d+\]: step (\d+)/", log, re.MULTILINE) == ["9", "10", "11", "12"]
     assert status["state"] == "succeeded"
 
 
@@ -74,11 +75,11 @@ def test_checkpoints_that_vanished_end_the_job_before_it_trains(trained: Job) ->
     assert (status["state"], status["cause"]["kind"]) == ("failed", "checkpoint")
     assert f"{trained.checkpoints}/latest names no checkpoint" in said
     assert "had saved step 12" in said
-    assert not re.search(r"^step \d+/", log, re.MULTILINE)
+    assert not re.search(r"^\[rank\d+\]: step \d+/", log, re.MULTILINE)
 
     _, status, log = trained.again("--from-older")
     assert status["state"] == "succeeded"
-    assert re.findall(r"^step (\d+)/", log, re.MULTILINE)[0] == "1"
+    assert re.findall(r"^\[rank\d+\]: step (\d+)/", log, re.MULTILINE)[0] == "1"
 
 
 def test_checkpoints_that_look_whole_and_do_not_load_are_left_one_by_one(trained: Job) -> None:
@@ -93,4 +94,4 @@ def test_checkpoints_that_look_whole_and_do_not_load_are_left_one_by_one(trained
     assert "began before the damaged checkpoint of step 12" in said
     _, status, log = trained.again()
     assert status["state"] == "succeeded"
-    assert re.findall(r"^step (\d+)/", log, re.MULTILINE)[0] == "5"
+    assert re.findall(r"^\[rank\d+\]: step (\d+)/", log, re.MULTILINE)[0] == "5"

@@ -1,15 +1,16 @@
-"""A run on this machine that tells a webhook what becomes of it: job.sbatch, watchdog and node.pyz are real,
-the trainer is a few lines."""
+"""A run on this machine that tells a webhook what becomes of it: job.sbatch and node.pyz are real, the trainer is
+a few lines."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_quickstart import RECIPE, folders, python_alone
+from test_quickstart import RECIPE, folders
 
 from support.command_line import run_llmlaunch
 from support.node_rig import until
@@ -44,7 +45,7 @@ def run(folder: Path, receiver: Webhook, what_happens: str, *words: str) -> Path
         f"backend={json.dumps(script)}",
         "notify={webhook: TRAINING_CHANNEL, command: [sh, -c, 'cat >> heard']}",
         "training.steps=8",
-        f"python={python_alone(folder)}",
+        f"python={sys.executable}",
     )
     variables = {"TRAINING_CHANNEL": receiver.address, "no_proxy": "*", **folders(folder)}
     submit = ("submit", RECIPE, *recipe, *words, "--local", "-o", "run")

@@ -13,7 +13,6 @@ import pytest
 
 from llmlaunch.assets import asset
 from support.command_line import data_folders, run_llmlaunch
-from support.ranks_alone import python_without_torchrun
 from support.screens import missing_words
 from support.snippets import DOCS, walk
 
@@ -31,11 +30,6 @@ def folders(home: Path) -> dict[str, str]:
     """The variables of a home's own store. Homes lie side by side in the session's folder and share a cache, so that an
     idle trainer is measured once for each interpreter."""
     return data_folders(home) | {"XDG_CACHE_HOME": str(home.parent / "cache")}
-
-
-def python_alone(home: Path) -> Path:
-    """The session's interpreter that starts ranks without torchrun."""
-    return python_without_torchrun(home.parent / "python")
 
 
 @pytest.fixture(scope="module")

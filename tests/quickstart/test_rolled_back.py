@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_quickstart import RECIPE, llmlaunch, python_alone
+from test_quickstart import RECIPE, llmlaunch
 
 from llmlaunch.frameworks.deepspeed.config import model_config
 from llmlaunch.recipe.load import load_recipe
@@ -71,7 +72,7 @@ def poisoned(tmp_path: Path) -> tuple[str, ...]:
     write_weights(tmp_path / "weights")
     return (
         *TINY,
-        f"python={python_alone(tmp_path)}",
+        f"python={sys.executable}",
         f"data={{path: {tmp_path}/tokens}}",
         f"training.start_from={tmp_path}/weights",
         f"training.checkpoint_path={tmp_path}/checkpoints",
@@ -90,7 +91,7 @@ def attempts(run: Path) -> list[tuple[dict[str, Any], str]]:
 
 
 def steps(log: str) -> list[int]:
-    return [int(step) for step in re.findall(r"^step (\d+)/", log, re.MULTILINE)]
+    return [int(step) for step in re.findall(r"^\[rank\d+\]: step (\d+)/", log, re.MULTILINE)]
 
 
 def test_it_goes_back_to_the_checkpoint_before_leaves_the_batch_out_and_finishes(

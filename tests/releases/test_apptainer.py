@@ -114,6 +114,7 @@ def cancelled_it_saves_before_it_ends(site: Site, home: str) -> None:
     training.wait_for_end()
     assert training.saved_step() >= 2, training.log()
     assert training.log().count("saving step") == 1
+    assert training.times_told() == {0: 1, 1: 1}
     assert training.phase()["phase"] == "cancelled"
 
 

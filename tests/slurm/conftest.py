@@ -63,18 +63,13 @@ def stories(
 ) -> Iterator[Mapping[str, Future[None]]]:
     """What became of each test of the module that takes a `story`, by the tests' ids. All are begun, since most of
     their time is waiting. A story gets someone with a home of his own, who uses the session's cluster; in a test that
-    takes a `site`, the one person of eleven nodes of that site. In those of the module's TORCHRUN the launcher is
-    real."""
+    takes a `site`, the one person of eleven nodes of that site."""
     asked = asked_for(request, "story")
     sites = {parameters.get("site") for parameters in asked.values()}
     cluster = request.getfixturevalue("slurm_cluster") if None in sites else None
     homes = tmp_path_factory.mktemp(request.path.stem)
     with ExitStack() as stack:
-        real = getattr(request.module, "TORCHRUN", ())
-        people = {
-            site: stack.enter_context(person_with_a_cluster(site, 11, torchrun=site in real))
-            for site in sorted(sites - {None})
-        }
+        people = {site: stack.enter_context(person_with_a_cluster(site, 11)) for site in sorted(sites - {None})}
 
         def tell(number: int, parameters: dict[str, Any]) -> None:
             person = people.get(parameters.get("site")) or at_home(cluster, homes / str(number))

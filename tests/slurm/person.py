@@ -18,14 +18,12 @@ import pytest
 from one_machine import Cluster, new_cluster, throw_away
 
 from support.command_line import data_folders
-from support.ranks_alone import python_without_torchrun
 
 SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
 NORMAL_USER = 34  # `backup`, whom every Debian has: 65534 cannot be SlurmUser in 26.05
 SECONDS = 600
 SITES = ["root-enforced", "user-default", "root-default", "user-enforced"]  # who, and the site's limits
 BOTH_ENDS = SITES[:2]
-WITHOUT_TORCHRUN = "python-without-torchrun"  # the interpreter of a story that needs no torchrun, whoever tells it
 SMALL_DISK = "small"
 SMALL_DISK_BYTES = 8 << 20
 
@@ -47,7 +45,6 @@ class Person:
     home: Path
     prefix: Sequence[str] = ()
     site: str = ""  # one of SITES, where the cluster is his own
-    interpreter: str = "python"  # a file of his home
 
     @property
     def is_root(self) -> bool:
@@ -94,9 +91,9 @@ class Person:
 
     @property
     def python(self) -> str:
-        """The tests' own interpreter, by a name in his home: bash asks access(2) whether he may run a path, which does
-        not know that he may read everything."""
-        return str(self.home / self.interpreter)
+        """The tests' own interpreter, by a name in his home: shells and Python ask access(2) whether he may run a path,
+        which does not know that he may read everything."""
+        return str(self.home / "python")
 
     def folder(self, name: str) -> Path:
         """A new folder of his in his home."""
@@ -125,21 +122,24 @@ def small_disk(cluster: Cluster, prefix: Sequence[str]) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def at_home(cluster: Cluster, home: Path, prefix: Sequence[str] = (), *, torchrun: bool = False) -> Person:
-    """Someone with this home, which is made, who uses the cluster; `prefix` is what started it. His interpreter starts
-    ranks by the real torchrun, or in a third of the time without it."""
+def at_home(cluster: Cluster, home: Path, prefix: Sequence[str] = ()) -> Person:
+    """Someone with this home, which is made, who uses the cluster; `prefix` is what started it."""
     subprocess.run([*prefix, "mkdir", "-p", home], check=True)
     person = Person(cluster, home, prefix)
-    python_without_torchrun(Path(person.python))
-    python_without_torchrun(home / WITHOUT_TORCHRUN)
-    if torchrun:
-        Path(person.python).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    interpreter(Path(person.python))
     return person
 
 
+def interpreter(path: Path, python: str = sys.executable) -> Path:
+    """Write a file that is `python` by another name."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 @contextmanager
-def person_with_a_cluster(site: str, nodes: int, *, torchrun: bool = False) -> Iterator[Person]:
-    """`site` is one of SITES; `torchrun` as in `at_home`."""
+def person_with_a_cluster(site: str, nodes: int) -> Iterator[Person]:
+    """`site` is one of SITES."""
     who, limits = site.split("-")
     prefix = as_normal_user() if who == "user" else ()
     cluster = replace(new_cluster({"CPUS": "4", "LIMITS": limits, "GRACE_SECONDS": "20"}), prefix=prefix)
@@ -149,7 +149,7 @@ def person_with_a_cluster(site: str, nodes: int, *, torchrun: bool = False) -> I
     try:
         with small_disk(cluster, prefix):
             cluster.do("up", str(nodes))
-            yield replace(at_home(cluster, cluster.directory.parent / "home", prefix, torchrun=torchrun), site=site)
+            yield replace(at_home(cluster, cluster.directory.parent / "home", prefix), site=site)
             cluster.do("down")
     finally:
         throw_away(cluster)

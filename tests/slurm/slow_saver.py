@@ -2,11 +2,11 @@
 
     slow_saver.py --steps 400 --step-seconds 0.2 --save FOLDER --save-seconds 90 [--save-interval 50] [--together]
 
-Rank 0 prints the script's lines. Told by SIGTERM, any rank makes rank 0 save after the step that runs: for
-`--save-seconds` it is busy, then FOLDER/step-N/state.json and at last FOLDER/latest hold the step. All ranks then exit
-with 0. Started again it goes on after the step FOLDER/latest names. With `--together` the ranks hold connections, as
-those of a real trainer do, and fail when one of them is gone. Once there is a file FOLDER/hurry, a step takes no time.
-What it does not know (--deepspeed ...) it ignores.
+Rank 0 prints the script's lines. Told by SIGTERM, any rank makes rank 0 save after the step that runs: for `--save-
+seconds` it is busy, then FOLDER/step-N/state.json and at last FOLDER/latest hold the step. All ranks then exit with 0,
+and say how often they were told. Started again it goes on after the step FOLDER/latest names. With `--together` the
+ranks hold connections, as those of a real trainer do, and fail when one of them is gone. Once there is a file
+FOLDER/hurry, a step takes no time. What it does not know (--deepspeed ...) it ignores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Trainer:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.rank = int(os.environ.get("RANK", "0"))
-        self.told = False
+        self.times_told = 0
         attempt = os.environ.get("LLMLAUNCH_ATTEMPT", str(os.getppid()))
         # what ranks say to each other: real trainers agree by an all-reduce
         self.somebody_told: Path = options.save / f".told-{attempt}"
@@ -53,12 +53,12 @@ class Trainer:
     def miss(self, connection: socket.socket) -> None:
         """End when the other side is gone before the training is over."""
         connection.recv(1)
-        if not self.told and not self.somebody_told.exists() and not self.over.exists():
+        if not self.times_told and not self.somebody_told.exists() and not self.over.exists():
             say(f"rank {self.rank}: RuntimeError: Connection closed by peer")
             os._exit(1)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        self.told = True
+        self.times_told += 1
 
     def train(self) -> None:
         self.options.save.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class Trainer:
             seconds = 0.0 if (self.options.save / "hurry").exists() else self.options.step_seconds
             pause(seconds)
             say(f"step {step}/{steps} | loss {10 / (step + 1):.4f} | {seconds:.2f} s/step | 1000 tokens/s")
-            if self.told or self.somebody_told.exists():
+            if self.times_told or self.somebody_told.exists():
                 self.save(step)
                 say(f"saved step {step} after SIGTERM")
                 return
@@ -86,7 +86,7 @@ class Trainer:
 
     def follow(self) -> None:
         while not self.over.exists():
-            if self.told:
+            if self.times_told:
                 self.somebody_told.touch()
             time.sleep(0.1)
 
@@ -135,6 +135,8 @@ def main() -> None:
     if trainer.options.together:
         trainer.connect()
     trainer.train()
+    if trainer.times_told:
+        say(f"rank {trainer.rank} was told {trainer.times_told} times")
     sys.exit(0)
 
 

@@ -16,13 +16,11 @@ from pathlib import Path
 import pytest
 from handmade import run_directory
 from one_machine import Cluster, running_cluster
-from person import Person, as_normal_user, at_home
+from person import Person, as_normal_user, at_home, interpreter
 from training import FAILS_AFTER_SAVING, script, slow_saver, submit
 
 from llmlaunch.errors import SchedulerRefused
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
-from support import ranks_alone
-from support.ranks_alone import python_without_torchrun
 from support.side_by_side import by_name
 
 pytestmark = pytest.mark.slurm
@@ -54,15 +52,14 @@ def strict(slurm_packages: None) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def user(strict: Cluster) -> Person:
-    """A normal user, whose jobs have nothing of root's: another interpreter, and the launcher from his home."""
+    """A normal user, whose jobs have nothing of root's but another interpreter."""
     person = at_home(strict, strict.directory.parent / "home", as_normal_user())
     python = shutil.which("python3", path="/usr/bin") or sys.executable
-    launcher = person.give(Path(ranks_alone.__file__))
     stand_in = person.folder("stand-in")
-    (stand_in / "torch").mkdir()  # train.sh wants an interpreter that has torch
+    (stand_in / "torch").mkdir()  # ranks want an interpreter that has torch
     (stand_in / "torch" / "__init__.py").touch()
-    short = python_without_torchrun(Path(person.python), python, launcher)
-    short.write_text(short.read_text().replace("\nexec ", f"\nPYTHONPATH={stand_in} exec "))
+    own = interpreter(Path(person.python), python)
+    own.write_text(own.read_text().replace("\nexec ", f"\nPYTHONPATH={stand_in} exec "))
     return person
 
 
@@ -141,6 +138,7 @@ def the_trainers_save_where_only_the_first_process_of_a_task_hears_a_signal(user
     training.wait_for_end()
     assert training.saved_step() >= 2
     assert training.phase()["phase"] == "cancelled"
+    assert training.times_told() == {0: 1, 1: 1}
 
 
 def _has_cgroups(user: Person) -> bool:

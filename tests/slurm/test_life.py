@@ -8,22 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from one_machine import IN_QUEUE, wait_until
-from person import BOTH_ENDS, SMALL_DISK, WITHOUT_TORCHRUN, Person, person_with_a_cluster
+from person import BOTH_ENDS, SMALL_DISK, Person, person_with_a_cluster
 from training import FAILS_AFTER_SAVING, FAILS_WHEN_TOLD, script, slow_saver
 
 from support.side_by_side import Story, by_name
 
 pytestmark = pytest.mark.slurm
 
-TORCHRUN = BOTH_ENDS[1:]  # the site where real torchrun starts the ranks of LAUNCHED
-# How long saving takes in the life of the time limit: once longer than torchrun and the watchdog wait for trainers.
+# How long saving takes in the life of the time limit: once longer than anything of ours waits for trainers.
 SAVED_SECONDS = {"enforced": 65.0, "default": 5.0}
 
 # Leaves not a byte, and trains on.
@@ -69,6 +67,7 @@ def a_job_out_of_time_saves_and_goes_on_from_there(person: Person, folder: Path,
     assert training.status("0")["state"] == "stopped", training.status("0")
     saved = training.saved_step()
     assert f"saved step {saved} after SIGTERM" in training.log("0")
+    assert training.times_told() == {0: 1, 1: 1}
     training.wait(lambda it: "RUNNING" in it.in_queue(), "SLURM has started it again")
     person.ask("scontrol", "update", f"JobId={training.job}", "TimeLimit=60")
     training.wait_for_end()
@@ -88,6 +87,7 @@ def a_preempted_job_saves_in_its_grace_time_and_comes_back(person: Person, folde
     training.wait(lambda it: it.status("0"), "the first attempt has ended")
     saved = training.saved_step()
     assert training.status("0")["state"] == "stopped", training.status("0")
+    assert training.times_told() == {0: 1}
     training.wait_for_end()
     assert f"resumed after step {saved}\n" in training.log("1")
     assert training.phase()["phase"] == "succeeded"
@@ -100,6 +100,7 @@ def a_cancelled_job_saves_and_stays_away(person: Person, folder: Path, nodes: No
     training.wait_for_end()
     assert training.saved_step() >= 2
     assert training.phase()["phase"] == "cancelled"
+    assert training.times_told() == {0: 1, 1: 1}
     assert len(training.attempts()) == 1
 
 
@@ -173,6 +174,7 @@ def a_stop_file_ends_a_job_in_order(person: Person, folder: Path, nodes: Nodes) 
     training.wait_for_end()
     assert training.saved_step() >= 2
     assert training.phase()["phase"] == "stopped"
+    assert training.times_told() == {0: 1, 1: 1}
     assert len(training.attempts()) == 1
 
 
@@ -236,19 +238,9 @@ LIVES = by_name(
 
 
 SIDE_BY_SIDE = len(BOTH_ENDS) * len(LIVES)
-# Those in which torchrun has a part: it hears a signal, sees a rank die, or meets others.
-LAUNCHED = (
-    a_job_out_of_time_saves_and_goes_on_from_there,
-    a_job_whose_node_loses_power_goes_on_on_another,
-    a_job_that_dies_at_once_does_not_come_back,
-    a_cancelled_job_saves_and_stays_away,
-    four_nodes_train_together,
-)
 
 
 def lived(life: Story, person: Person) -> None:
-    if life not in LAUNCHED:
-        person = replace(person, interpreter=WITHOUT_TORCHRUN)
     life(person, person.folder(life.__name__), Nodes(person))
 
 

@@ -49,8 +49,7 @@ def site(person: Person, fast: list[tuple[int, int]] | None) -> str:
 
 
 def trainer(person: Person, text: str) -> str:
-    """The recipe's key for SAY or MEET; those that meet are started by real torchrun."""
-    at_home(person.cluster, person.home, person.prefix, torchrun=text == MEET)
+    """The recipe's key for SAY or MEET."""
     (person.home / "trainer.py").write_text(text)
     return backend(person.home / "trainer.py")
 

@@ -1,4 +1,4 @@
-"""A node loses power in mid-training: slurmd, step daemons, monitor, wrappers and trainers are gone in one step, and
+"""A node loses power in mid-training: slurmd, step daemons, node program, monitor and trainers are gone at once, and
 what its disk had not yet been told to keep is lost. Every peak that is left on disk is in the store, once.
 
 The jobs share the time in which SLURM notices: one loses one of its two nodes, the other its only one. A node
@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 from one_machine import IN_QUEUE, Cluster, wait_until
+from person import interpreter
 
 from llmlaunch.rundir.attempt import rank_records
 from support import judge
 from support.chain import COLLECT_AND_EXPORT, LATENCIES, RECIPE, TRAINER, quick_templates
 from support.command_line import data_folders, run_llmlaunch
 from support.node_rig import build
-from support.ranks_alone import python_without_torchrun
 from support.side_by_side import asked_for
 
 SIDE_BY_SIDE = 3  # repeats that take three of the eleven nodes each
@@ -43,7 +43,9 @@ class Job:
         place.mkdir()
         for node in nodes:
             self.hold(node, 1)
-        scenario = 'export FAKE_NVML_SCENARIO="$FAKE_NVML_PLACE/scenario.$LLMLAUNCH_NODE"'
+        scenario = 'export FAKE_NVML_SCENARIO="$FAKE_NVML_PLACE/scenario.$SLURMD_NODENAME"'
+        self.python = interpreter(place / "python")
+        self.python.write_text(self.python.read_text().replace("\nexec", f"\n{scenario}\nexec"))
         self.environment = {
             **cluster.environment,
             **data_folders(place),
@@ -51,7 +53,7 @@ class Job:
             "LD_LIBRARY_PATH": str(library),
             "FAKE_NVML_PLACE": str(place),
             "FAKE_NVML_SCENARIO": str(place / "scenario"),
-            "LLMLAUNCH_TEMPLATES": str(quick_templates(place, scenario)),
+            "LLMLAUNCH_TEMPLATES": str(quick_templates(place)),
         }
 
     def hold(self, node: str, gib: int) -> None:
@@ -71,7 +73,7 @@ class Job:
             f"nodes={len(self.nodes)}", "cluster={base: h100-80gb-x8, devices_per_node: 2, slurm: {exclusive: true}}",
             "model={base: llama2-7b, num_layers: 4}", f"backend={{name: deepspeed, script: {TRAINER}}}",
             "layout={zero_stage: 2}", "monitor.interval_seconds=0.1", "restart=none", "slurm.no-requeue=true",
-            f"python={python_without_torchrun(self.place / 'python')}", f"slurm.nodelist='{','.join(self.nodes)}'",
+            f"python={self.python}", f"slurm.nodelist='{','.join(self.nodes)}'",
         )  # fmt: skip
         run_llmlaunch(self.place, "submit", RECIPE, *words, "-o", self.run, code=0, **self.environment)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from one_machine import Cluster
-from person import Person, at_home
+from person import Person
 from training import QUICKSTART, Training, backend, submit
 
 pytestmark = pytest.mark.slurm
@@ -42,7 +42,6 @@ def assert_both_nodes_are_measured(person: Person) -> None:
 
 
 def test_a_small_quickstart_trains_on_two_nodes_and_both_peaks_are_collected(person: Person) -> None:
-    at_home(person.cluster, person.home, torchrun=True)
     training = submit(person, person.home, *TWO_NODES, TINY, "--follow")
     assert "Submitting to SLURM" in training.said.stderr
     assert "step 6/6 | loss" in training.said.stdout

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from one_machine import wait_until
 from person import Person, person_with_a_cluster
@@ -42,6 +43,20 @@ def lose(person: Person, training: Training, batch_host: bool) -> str:
     return lost
 
 
+def processes_of(person: Person, node: str) -> list[psutil.Process]:
+    """All of a node whose processes have a namespace of their own."""
+    (first,) = psutil.Process(person.cluster.pid(f"node.{node}")).children()
+    place = namespace(first)
+    return [process for process in psutil.process_iter() if namespace(process) == place]
+
+
+def namespace(process: psutil.Process) -> str:
+    try:
+        return str(Path(f"/proc/{process.pid}/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
 def is_the_same_job(training: Training) -> bool:
     return "Restarts=0 " in training.person.ask("scontrol", "show", "job", training.job)
 
@@ -50,22 +65,64 @@ def a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation(person: Pe
     words = ("nodes=3", "spare_nodes=1", "training.global_batch_size=6", only_on(person, range(4)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
-    first = set(training.of_attempt("0", "attempt.json")["nodes"])
     lost = lose(person, training, batch_host=False)
+    goes_on_without(training, lost)
+    assert "down" not in person.ask("sinfo", "-h", "-N", "-n", lost, "-o", "%T")
+    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
+
+
+def a_spare_node_does_so_too_where_slurm_notices_soon(_: Person, folder: Path) -> None:
+    """And would end the job, if it had the lost node still."""
+    with person_with_a_cluster("root-enforced", 3) as person:
+        words = ("nodes=2", "spare_nodes=1")
+        training = slow_saver(person, person.folder("soon"), *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
+        training.wait_for_step(2)
+        lost = lose(person, training, batch_host=False)
+        goes_on_without(training, lost)
+        is_down = lambda: "down" in person.ask("sinfo", "-h", "-N", "-n", lost, "-o", "%T")  # noqa: E731
+        wait_until(is_down, "SLURM has noticed")
+        last = max(training.steps("1"))
+        training.wait_for_step(last + 4, "1")
+        person.ask("scancel", training.job)
+
+
+def a_spare_node_takes_the_place_of_a_frozen_one_which_saves_nothing_when_it_returns(
+    person: Person, folder: Path
+) -> None:
+    words = ("nodes=2", "spare_nodes=1", only_on(person, range(8, 11)))
+    training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
+    training.wait_for_step(2)
+    here = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()
+    (frozen,) = {*training.of_attempt("0", "attempt.json")["nodes"]} - {here}
+    processes = processes_of(person, frozen)
+    trainers = [process for process in processes if "slow_saver.py" in " ".join(process.cmdline())]
+    for process in processes:
+        process.suspend()
+    try:
+        goes_on_without(training, frozen)
+    finally:
+        for process in processes:
+            process.resume()
+    wait_until(lambda: not any(map(psutil.Process.is_running, trainers)), "the trainers of the node are gone", 120)
+    assert not (training.checkpoints / f".told-{training.attempt('0')}").exists()
+    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
+
+
+def goes_on_without(training: Training, lost: str) -> None:
+    """The node is lost; a spare one takes its place in the same allocation."""
     lost_at = time.time()
+    first = set(training.of_attempt("0", "attempt.json")["nodes"])
     training.wait_for_step(1, "1")
     print(f"a new step {time.time() - lost_at:.0f} s after the node was lost")
     training.wait(lambda it: it.of_attempt("1", "attempt.json"), "the second attempt is written down")
     assert is_the_same_job(training)
-    assert "down" not in person.ask("sinfo", "-h", "-N", "-n", lost, "-o", "%T")
     status, second = training.status("0"), training.of_attempt("1", "attempt.json")["nodes"]
     assert (status["cause"]["kind"], status["cause"]["nodes"]) == ("node_fail", [lost])
     assert status["next"]["action"] == "restart"
-    assert len(second) == 3
+    assert len(second) == len(first)
     assert first - {lost} < set(second)
     assert lost not in second
     assert "in the same allocation" in training.log()
-    assert person.llmlaunch("cancel", str(training.run)).returncode == 0
 
 
 def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path) -> None:
@@ -141,13 +198,15 @@ def without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows(person: P
 
 
 def losses(training: Training, attempt: str) -> dict[int, float]:
-    lines = re.findall(r"^step (\d+)/\d+ \| loss ([\d.]+)", training.log(attempt), re.MULTILINE)
+    lines = re.findall(r"^\[rank\d+\]: step (\d+)/\d+ \| loss ([\d.]+)", training.log(attempt), re.MULTILINE)
     return {int(step): float(loss) for step, loss in lines}
 
 
 STORIES = by_name(
     a_loss_that_goes_bad_ends_the_training_and_a_person_is_told,
     a_spare_node_takes_the_place_of_a_lost_one_in_the_same_allocation,
+    a_spare_node_does_so_too_where_slurm_notices_soon,
+    a_spare_node_takes_the_place_of_a_frozen_one_which_saves_nothing_when_it_returns,
     without_a_spare_node_it_goes_back_to_the_queue,
     a_crash_starts_again_on_the_same_nodes_and_not_for_ever,
     without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows,
@@ -165,7 +224,7 @@ def only_on(person: Person, numbers: range) -> str:
 
 @pytest.fixture(scope="module")
 def told(slurm_packages: None, request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[None]]]:
-    with person_with_a_cluster("root-enforced", 8) as person, ThreadPoolExecutor(len(STORIES)) as pool:
+    with person_with_a_cluster("root-enforced", 11) as person, ThreadPoolExecutor(len(STORIES)) as pool:
         conf = person.cluster.conf
         conf.write_text(re.sub(r"SlurmdTimeout=\d+", SLURMS_DEFAULT, conf.read_text()))
         person.ask("scontrol", "reconfigure")

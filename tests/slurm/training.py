@@ -1,4 +1,4 @@
-"""A training job of a test: rendered and submitted by llmlaunch, run as torchrun does; the trainer needs no torch."""
+"""A training job of a test: rendered and submitted by llmlaunch, the trainer needs no torch."""
 
 from __future__ import annotations
 
@@ -101,7 +101,12 @@ class Training:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.run.glob(f"logs/{name}")))
 
     def steps(self, attempt: str = "*") -> list[int]:
-        return [int(step) for step in re.findall(r"^step (\d+)/", self.log(attempt), re.MULTILINE)]
+        return [int(step) for step in re.findall(r"^\[rank\d+\]: step (\d+)/", self.log(attempt), re.MULTILINE)]
+
+    def times_told(self, attempt: str = "0") -> dict[int, int]:
+        """How often each rank of slow_saver.py was told to save."""
+        found = re.findall(r": rank (\d+) was told (\d+) times$", self.log(attempt), re.MULTILINE)
+        return {int(rank): int(times) for rank, times in found}
 
     def phase(self) -> dict[str, Any]:
         """What `llmlaunch status` says."""

@@ -72,7 +72,7 @@ MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*fixed_rows.FIXED_ROW_REQUIREMENTS, *fixed_rows.FIXED_ROW_RULES),
     (*sharding.SHARDING_REQUIREMENTS, *sharding.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
-    (*versions.VERSION_REQUIREMENTS, *versions.VERSION_RULES["0.16"]),
+    (*versions.version_requirements(), *versions.VERSION_RULES["0.16"]),
 )
 DEEPSPEED_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     deepspeed_rules.RULES,

@@ -1,6 +1,5 @@
-"""A run from recipe to store, as on a cluster: `submit --local`, job.sbatch, the rank wrappers, the monitor with the
-real pynvml, `finish`, `collect`, `measurements export`. The driver, the trainer (trainer.py) and, unless asked for,
-torchrun stand in.
+"""A run from recipe to store, as on a cluster: `submit --local`, job.sbatch, the programs of the job and the node, the
+monitor with the real pynvml, `collect`, `measurements export`. The driver and the trainer (trainer.py) stand in.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import psutil
 
 from support import judge
 from support.node_rig import GIB, alive, environment, until
-from support.ranks_alone import python_without_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "llama2-7b-deepspeed.yaml"
@@ -115,13 +113,11 @@ class Chain:
     folder: Path | None = None  # where the run directory is made; `place` unless given
     quick: bool = True  # the monitor writes a line every tenth of a second instead of every ten seconds
     sliced: bool = False
-    torchrun: bool = False  # the real one, instead of what starts ranks as it does
     variables: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.run = (self.folder or self.place) / "run"
         self.driver = Driver(self.place, self.devices, self.sliced)
-        python = sys.executable if self.torchrun else str(python_without_torchrun(self.place / "python"))
         places = {"XDG_DATA_HOME": self.place / "data", "XDG_CACHE_HOME": self.place / "cache"}
         self.environment = {
             **environment(),
@@ -129,7 +125,7 @@ class Chain:
             "LD_LIBRARY_PATH": str(self.library),
             "FAKE_NVML_SCENARIO": str(self.driver.path),
             "FAKE_NVML_CALLS": str(self.place / "calls"),
-            "LLMLAUNCH_PYTHON": python,
+            "LLMLAUNCH_PYTHON": sys.executable,
             "LLMLAUNCH_STORE": self.store or str(self.place / "store.db"),
             "LLMLAUNCH_SPOOL": str(self.place / "spool"),
             "OMP_NUM_THREADS": "1",
@@ -184,24 +180,21 @@ class Chain:
         return [line for path in self.run.glob("peaks/*.jsonl") for line in judge.lines(path)]
 
     def pid(self, role: str) -> int | None:
-        """Of the process that is `job`, `train.sh`, `torchrun`, `monitor`, `watchdog`, `wrapper N` or `trainer N`; None
-        where there is none (any more)."""
+        """Of the process that is `job`, `node`, `monitor` or `trainer N`; None where there is none (any more)."""
         name, _, rank = role.partition(" ")
         if name == "job":
             submission = json.loads((self.run / "submission.json").read_text())
             pid = int(submission["job_id"].rpartition("-")[2])
         elif rank:
-            pid = self.ranks().get(int(rank), {}).get("pid" if name == "wrapper" else "program_pid") or 0
+            pid = self.ranks().get(int(rank), {}).get("program_pid") or 0
         else:
-            said = {"torchrun": "torch.distributed.run" if self.torchrun else "ranks_alone"}.get(name, name)
-            found = [one for one in self.processes() if any(said in Path(word).name for word in _command(one)[:5])]
+            found = [one for one in self.processes() if name in _command(one)[:5]]
             pid = found[0].pid if found else 0
         return pid if pid and alive(pid) else None
 
     def roles(self) -> list[str]:
         """Those of which there is a process."""
-        names = ["job", "train.sh", "torchrun", "monitor", "watchdog"]
-        names += [f"{kind} {rank}" for kind in ("wrapper", "trainer") for rank in range(self.devices)]
+        names = ["job", "node", "monitor", *(f"trainer {rank}" for rank in range(self.devices))]
         return [name for name in names if self.pid(name)]
 
     def kill(self, *roles: str) -> judge.OnDisk:
@@ -214,7 +207,7 @@ class Chain:
         return before
 
     def processes(self) -> list[psutil.Process]:
-        """All that the job started and that still runs, its first process apart."""
+        """The job and all that it started, as far as it still runs."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -289,16 +282,13 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def quick_templates(place: Path, first_line: str = "") -> Path:
-    """The shipped templates, with a monitor that need not be waited for, and a line before it starts."""
+def quick_templates(place: Path) -> Path:
+    """The shipped job script, with a monitor that need not be waited for."""
     folder = place / "templates"
     folder.mkdir()
-    text = (ROOT / "templates" / "train.sh.j2").read_text()
-    for word, instead in (
-        ("--interval {{ monitor_interval_seconds }}", "{} --beat-interval 0.1 --list-interval 0.2"),
-        ("# --- environment of the trainers ", f"{first_line}\n{{}}"),
-    ):
-        assert word in text
-        text = text.replace(word, instead.format(word))
-    (folder / "train.sh.j2").write_text(text)
+    text = (ROOT / "templates" / "job.sbatch.j2").read_text()
+    words = '"--beat-interval", "0.1", "--list-interval", "0.2", "--interval"'
+    quicker = f"""sed -i 's/"--interval"/{words}/' "$LLMLAUNCH_RUN_DIR/run.json"\n"""
+    assert text.count("\nexec ") == 1
+    (folder / "job.sbatch.j2").write_text(text.replace("\nexec ", f"\n{quicker}exec "))
     return folder

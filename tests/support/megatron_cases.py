@@ -14,7 +14,7 @@ from llmlaunch.assets import asset
 from llmlaunch.frameworks.argument import command_words
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
 from llmlaunch.frameworks.megatron.backend import environment
-from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, rules_for
+from llmlaunch.frameworks.megatron.rules import requirements_for, rules_for
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
 from llmlaunch.frameworks.megatron.versions import rendered_arguments
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
@@ -66,7 +66,7 @@ class Case:
 def refusals(case: Case) -> list[str]:
     """The keys of all requirements and rules of ours that refuse a job."""
     one = situation(case.recipe, LayoutColumns.of([case.layout]))
-    broken = [requirement.key for requirement in ALL_REQUIREMENTS if requirement.broken(case.recipe)]
+    broken = [requirement.key for requirement in requirements_for() if requirement.broken(case.recipe)]
     return broken + [rule.key for rule in rules_for(case.recipe) if not rule.allows(one)[0]]
 
 
@@ -327,7 +327,7 @@ def cases(draw: st.DrawFn) -> Case:
     """About a third of them legal by our rules; of the others most break one rule and no other."""
     recipe, words, legal = draw(recipes()), draw(words_of_a_layout()), draw(st.booleans())
     split = draw(st.none() | splits(recipe.model.num_layers))
-    if legal and any(requirement.broken(recipe) for requirement in ALL_REQUIREMENTS):
+    if legal and any(requirement.broken(recipe) for requirement in requirements_for()):
         recipe = plain(recipe)
     layouts = in_stages(every_layout(recipe, words), split)
     failed = refused_by(recipe, layouts)

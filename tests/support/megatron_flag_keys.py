@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
-from llmlaunch.frameworks.megatron.flags.table import FLAGS, bridge_fields
+from llmlaunch.frameworks.megatron.flags.table import bridge_fields, flags
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.recipe.types import Recipe
@@ -68,12 +68,12 @@ SPLITS = ((7, 9, 8, 8), (9, 9, 8, 6), (7, 8, 8, 8, 8, 8, 8, 7), (6, 9, 9, 8))
 
 def flag_key_table() -> str:
     """Return the table, a row for each flag, in the order of the flags."""
-    keys = {row.name: set[str]() for row in FLAGS} | {name: set[str]() for name in EARLIER}
-    for row in FLAGS:
+    keys = {row.name: set[str]() for row in flags()} | {name: set[str]() for name in EARLIER}
+    for row in flags():
         keys[row.name] |= {*row.keys, *row.reads}
     for name, earlier in EARLIER.items():
-        keys[name] = {key for row in FLAGS if row.dest == earlier.parsed.dest for key in row.keys}
-    written = {row.name for row in FLAGS if row.writes}
+        keys[name] = {key for row in flags() if row.dest == earlier.parsed.dest for key in row.keys}
+    written = {row.name for row in flags() if row.writes}
     lines = ["| flag | recipe key | written | field of Megatron-Bridge | in core |", "|---|---|---|---|---|"]
     for flag, of in sorted(keys.items()):
         fields = ", ".join(f"`{field}`" for field, _ in bridge_fields().get(flag, ()))

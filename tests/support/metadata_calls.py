@@ -40,8 +40,15 @@ class TracedProcess:
     """A process and all that it starts, under strace; what they print goes through a pipe, as under SLURM."""
 
     def __init__(
-        self, command: Sequence[str], folder: Path, trace: Path, environment: Mapping[str, str], output: Path
+        self,
+        command: Sequence[str],
+        folder: Path,
+        trace: Path,
+        environment: Mapping[str, str],
+        output: Path,
+        said: str | None = None,
     ) -> None:
+        """`said`: what comes on its standard input, which then stays open."""
         self._folder, self._trace = os.path.realpath(folder), trace
         known = [f"?{name}" for name in CALLS]  # ?: where the architecture has it
         strace = ["strace", "-f", "--seccomp-bpf", "-qq", "-ttt", "-y", "-s", "4096", "-o", str(trace)]
@@ -51,10 +58,13 @@ class TracedProcess:
             [*strace, "-e", "trace=" + ",".join(known), *command],
             cwd=folder,
             env=dict(environment),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if said is None else subprocess.PIPE,
             stdout=slurmstepd.stdin,
             stderr=subprocess.STDOUT,
         )
+        if self.process.stdin is not None:
+            self.process.stdin.write((said or "").encode())
+            self.process.stdin.flush()
         assert slurmstepd.stdin is not None
         slurmstepd.stdin.close()
         self.started_at = time.time()

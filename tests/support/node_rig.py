@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.node.finish import Ending, finish
 from llmlaunch.rendering.node_archive import node_archive
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
@@ -79,6 +81,22 @@ def _compile(source: Path, library: Path, *options: str) -> None:
     assert compiler, f"no C compiler for {source.name}: apt-get install gcc libc6-dev"
     flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
     subprocess.run([compiler, *flags, "-o", str(library), str(source), *options], check=True)
+
+
+@contextlib.contextmanager
+def said_on_stderr() -> Iterator[list[str]]:
+    """Yield a list that has, at the end, what was written to descriptor 2 meanwhile."""
+    said: list[str] = []
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            said.append(file.read().decode())
 
 
 def environment() -> dict[str, str]:
@@ -186,10 +204,13 @@ class NodeRig:
             **extra,
         }
 
-    def start(self, *arguments: str, setup: Callable[[], object] | None = None, **environment: str) -> Any:
+    def start(self, *arguments: str, **more: Any) -> Any:
         """Start `node.pyz ARGUMENTS`; it is ended with the test at the latest."""
+        return self._start([str(self.archive), *arguments], **more)
+
+    def _start(self, words: list[str], setup: Callable[[], object] | None = None, **environment: str) -> Any:
         process = subprocess.Popen(
-            [self.python, "-I", "-S", str(self.archive), *arguments],
+            [self.python, "-I", "-S", *words],
             env=self.environment(**environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -220,18 +241,17 @@ class NodeRig:
         return self.stop(monitor)
 
     def rank(self, *program: str, rank: int = 0, node: str = NODE, **more: Any) -> Any:
-        """Start `program` under the rank wrapper."""
-        place = (*self.place, "--node", node)
-        return self.start("rank", *place, "--", *program, RANK=str(rank), LOCAL_RANK=str(rank), **more)
+        """Start `program` as a node starts a rank (support/one_rank.py)."""
+        script = str(Path(__file__).with_name("one_rank.py"))
+        words = [script, str(self.archive), str(self.run_directory), ATTEMPT, node, *program]
+        return self._start(words, RANK=str(rank), LOCAL_RANK=str(rank), **more)
 
-    def start_finish(self, nodes: int, code: int, *options: str) -> Any:
-        return self.start("finish", *self.place, "--nodes", str(nodes), "--code", str(code), *options)
-
-    def finish(self, nodes: int, code: int, *options: str) -> tuple[int, Line, str]:
-        """Run finish; return its exit code, status.json and stderr."""
-        process = self.start_finish(nodes, code, "--wait", "0", *options)
-        _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
-        return process.returncode, self.status(), stderr
+    def finish(self, nodes: int, code: int, **ending: Any) -> tuple[int, Line, str]:
+        """Judge the attempt, as its job does; return the job's exit code, status.json and what is said."""
+        with said_on_stderr() as said:
+            options = {"marker_seconds": 0.0, **ending}
+            finished = finish(Ending(self.run_directory, ATTEMPT, nodes, code, **options))
+        return finished.exit_code, self.status(), said[0]
 
     def done(self, *nodes: str) -> None:
         for node in nodes:
@@ -283,7 +303,7 @@ class NodeRig:
         return self.record(rank)
 
     def write_rank(self, record: Line, attempt: str = ATTEMPT) -> Path:
-        """Append a record as the wrapper of its node does; return the file."""
+        """Append a record as its node does; return the file."""
         path = self.run_directory / "attempts" / attempt / "ranks" / f"{record['node']}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS
-from llmlaunch.frameworks.megatron.flags.table import FLAGS
+from llmlaunch.frameworks.megatron.flags.table import flags
 from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.technique import declarations
@@ -44,9 +44,9 @@ class Technique:
     def megatron(self) -> str | None:
         """What is rendered for Megatron-LM; None where nothing is."""
         known = core_parser("0.19").flags
-        flags = [flag.name for flag in FLAGS if flag.writes and flag.name in known and self._decides(flag.keys)]
+        names = [flag.name for flag in flags() if flag.writes and flag.name in known and self._decides(flag.keys)]
         also = [ALSO_MEGATRON[key] for key in self.keys if key in ALSO_MEGATRON]
-        return ", ".join([*([f"`{' '.join(flags)}`"] if flags else []), *also]) or None
+        return ", ".join([*([f"`{' '.join(names)}`"] if names else []), *also]) or None
 
     @property
     def deepspeed(self) -> str | None:

@@ -1,5 +1,5 @@
-"""Nodes of a training as SLURM starts them, each by its own rendered train.sh, under strace: the real node side with
-the scripted driver, 8 ranks a node, and stand-ins for torch, torchrun and Megatron-LM."""
+"""Nodes of a training as SLURM starts them, each by its own `node.pyz node`, under strace: the real node side with the
+scripted driver, 8 ranks a node, and stand-ins for torch and Megatron-LM."""
 
 from __future__ import annotations
 
@@ -15,18 +15,6 @@ from support.probe_rig import SMALL_C, SMALL_CUDA
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "llama3-70b.yaml"
 ATTEMPT, RANKS = "4711.0", 8
-# Starts as many processes as torchrun would, with the same variables, and returns the first code that is not 0.
-TORCHRUN = """
-import os, subprocess, sys
-options = dict(word[2:].split("=", 1) for word in sys.argv[1:sys.argv.index("--")] if "=" in word)
-program = sys.argv[sys.argv.index("--") + 1:]
-each, node = int(options["nproc_per_node"]), int(options["node_rank"])
-def environment(local):
-    world = str(each * int(options["nnodes"]))
-    return {**os.environ, "RANK": str(node * each + local), "LOCAL_RANK": str(local), "WORLD_SIZE": world}
-ranks = [subprocess.Popen(program, env=environment(local)) for local in range(each)]
-sys.exit(next((code for code in [rank.wait() for rank in ranks] if code), 0))
-"""
 # Imports some of the standard library, uses CUDA, says that it is up, and trains until it may end.
 TRAINER = """
 import asyncio, csv, ctypes, decimal, email, html, http.client, json, logging, multiprocessing, sqlite3, unittest, xml
@@ -53,7 +41,7 @@ class TracedNodes:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "wrapper")}
         command = [sys.executable, "-m", "llmlaunch", "render", str(RECIPE), *words]
         subprocess.run(command, check=True, env=environment, capture_output=True)
-        for made in ("done", "flight", "memory", "ranks"):  # as job.sbatch makes them
+        for made in ("done", "flight", "memory", "ranks"):  # as the job makes them
             (self.run / "attempts" / ATTEMPT / made).mkdir(parents=True)
         (folder / "scenario").write_text("gpu\n" * RANKS)
         self.nodes: list[TracedProcess] = []
@@ -64,8 +52,6 @@ class TracedNodes:
             package / "__init__.py": "from torch import _C, cuda\n",
             package / "_C.py": SMALL_C,
             package / "cuda" / "__init__.py": SMALL_CUDA,
-            package / "distributed" / "__init__.py": "",
-            package / "distributed" / "run.py": TORCHRUN,
             self.folder / "megatron" / "pretrain_gpt.py": TRAINER,
         }
         for path, text in files.items():
@@ -77,13 +63,8 @@ class TracedNodes:
             **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
             "SLURM_NODEID": str(node),
             "SLURMD_NODENAME": f"node{node:04d}",
-            "LLMLAUNCH_RUN_DIR": str(self.run),
-            "LLMLAUNCH_ATTEMPT": ATTEMPT,
-            "LLMLAUNCH_NODES": "2",
             "LLMLAUNCH_PYTHON": sys.executable,
             "LLMLAUNCH_SPOOL": str(self.folder / "spool"),
-            "MASTER_ADDR": "node0000",
-            "MASTER_PORT": "29500",
             "PYTHONPATH": str(self.folder / "site"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "TMPDIR": str(self.folder / "tmp"),
@@ -93,12 +74,17 @@ class TracedNodes:
             "FAKE_NVML_CALLS": str(self.folder / "calls"),
         }
 
+    def command(self) -> list[str]:
+        """As the job starts it."""
+        place = ("--run-dir", str(self.run), "--attempt", ATTEMPT, "--nodes", "2", "--address", "node0000")
+        return [sys.executable, "-I", "-S", str(self.run / "node.pyz"), "node", *place]
+
     def start(self, nodes: int) -> None:
         """Start that many nodes, and wait until every trainer uses its device."""
         for node in range(nodes):
             trace, log = self.folder / f"trace{node}", self.run / "logs" / f"{ATTEMPT}.node{node:04d}.log"
-            command = ("bash", str(self.run / "train.sh"))
-            self.nodes.append(TracedProcess(command, self.run, trace, self.environment(node), log))
+            environment = self.environment(node)
+            self.nodes.append(TracedProcess(self.command(), self.run, trace, environment, log, "port 29500\n"))
         until(lambda: len(list(self.place.glob("up.*"))) == nodes * RANKS, "every trainer is up")
         attempt = self.run / "attempts" / ATTEMPT
         accounts = lambda: [path.read_text().count('"devices"') for path in attempt.glob("memory/*")]  # noqa: E731
@@ -106,7 +92,7 @@ class TracedNodes:
         until(lambda: len(list((self.run / "peaks").glob("*"))) == nodes, "the monitors have written")
 
     def end(self) -> list[int]:
-        """Let the trainers end; return the exit code of each node's train.sh."""
+        """Let the trainers end; return each node's exit code."""
         (self.place / "end").touch()
         return [node.process.wait() for node in self.nodes]
 

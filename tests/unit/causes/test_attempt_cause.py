@@ -137,7 +137,7 @@ def test_a_program_that_says_nothing(run: Run) -> None:
 
 def slurm_output(run: Run, line: str, attempt: str = ATTEMPT) -> None:
     with (run.directory / "slurm-7.out").open("a") as file:
-        file.write(f"job.sbatch: the log of this job is /r/logs/{attempt}.job.log\n{line}\n")
+        file.write(f"job: the log of this job is /r/logs/{attempt}.job.log\n{line}\n")
 
 
 def cancelled(reason: str = "", what: str = "JOB 7") -> str:

@@ -331,7 +331,7 @@ OWN = "data.bin has 86 tokens, a sequence needs 129: give more text"
 @pytest.mark.parametrize("steps", ["", "step 3/10 | loss 3.1 | 1 s/step\n"])
 @pytest.mark.parametrize("ranks", [[], [{"rank": 0, "node": "n1", "exit_code": 1, "signal": None, "ended_at": 1.0}]])
 def test_the_trainers_last_message_is_quoted_and_torchruns_words_are_not(ranks: list[Any], steps: str) -> None:
-    log = f"train.sh on n1: training with /usr/bin/python3\n{OWN}\n{steps}{TORCHRUN}"
+    log = f"llmlaunch: n1: training with /usr/bin/python3\n{OWN}\n{steps}{TORCHRUN}"
     record = with_last_message(likelier(cause_from_log(scan(log), "n1", ranks), cause_from_ranks("n1", ranks)), log)
     assert record is not None
     assert record["kind"] == "crash"

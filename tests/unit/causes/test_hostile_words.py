@@ -18,7 +18,7 @@ LINES = [
     "srun: error: ",
     "srun: error: a: task ",
     "error: Node failure on ",
-    "job.sbatch: the log of this job is /logs/",
+    "job: the log of this job is /logs/",
     "pyxis: failed to ",
     "\n",
     "\r",
@@ -31,7 +31,7 @@ def test_the_beginning_of_a_line_repeated_without_end_costs_its_length(line: str
     slurm_end(text)
     failed_nodes(text)
     output_of_attempt(text, "12.0")
-    output_of_attempt("job.sbatch: the log of this job is " + "/logs/" * (2**20 // 6), "12.0")
+    output_of_attempt("job: the log of this job is " + "/logs/" * (2**20 // 6), "12.0")
     _IMAGE.search(text)
 
 
@@ -50,7 +50,7 @@ def test_what_slurm_says_is_known_as_before(line: str, kind: str) -> None:
 
 
 def test_the_part_of_an_attempt_is_found_by_the_last_folder_of_its_log() -> None:
-    begun = "job.sbatch: the log of this job is /a/logs/of/logs/12.{}.job.log\n"
+    begun = "job: the log of this job is /a/logs/of/logs/12.{}.job.log\n"
     text = begun.format(0) + "first\n" + begun.format(1) + "second\n"
     assert output_of_attempt(text, "12.0") == "\nfirst\n"
     assert output_of_attempt(text, "12.1") == "\nsecond\n"

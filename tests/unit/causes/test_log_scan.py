@@ -235,7 +235,7 @@ def test_what_another_try_elsewhere_may_mend(line: str, kind: str, sick: bool) -
         "wandb: Network error (ConnectTimeout), entering retry loop.",
         "CUDA OutOfMemoryError encountered during tensors merging. Switching (Error: CUDA out of memory.)",
         "llmlaunch: status.json not written: No space left on device",
-        "train.sh on n1: cannot write the done marker: No space left on device",
+        "llmlaunch: n1: cannot write the done marker (No space left on device); the job will count as failed",
         " [2026-11-21] iteration 3/ 10 | consumed samples: 24 | lm loss: 1.0 |",
     ],
 )

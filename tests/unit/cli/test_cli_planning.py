@@ -157,7 +157,7 @@ def test_each_argument_is_said_to_come_from_somewhere(llmlaunch: CommandLine, ru
     lines = stdout.splitlines()
     (length,) = [line for line in lines if line.startswith("  --seq-length 8192 ")]
     assert length.split("  ")[-1].strip() == "training.sequence_length: 8192 (recipe.yaml:9)"
-    assert {"train.sh: arguments", "train.sh: variables", "job.sbatch: directives"} <= set(lines)
+    assert {"command.txt: arguments", "run.json: variables", "job.sbatch: directives"} <= set(lines)
 
 
 def test_one_argument_alone_and_as_json(llmlaunch: CommandLine, run_dir: Path) -> None:

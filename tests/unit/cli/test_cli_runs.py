@@ -198,10 +198,10 @@ def test_what_a_site_has_removed_is_said_and_costs_nothing_that_was_collected(
         "submission.json",
         {"schema": 1, "launcher": "slurm", "job_id": "901", "submitted_at": NOW - 9e5, "cluster": None},
     )
-    for name in ("job.sbatch", "train.sh", "node.pyz"):
+    for name in ("job.sbatch", "command.txt", "node.pyz"):
         (run.path / name).write_text("#!/bin/bash\n")
     described = json.loads((run.path / "run.json").read_text())
-    run.write("run.json", {**described, "files": ["job.sbatch", "node.pyz", "run.json", "train.sh"]})
+    run.write("run.json", {**described, "files": ["command.txt", "job.sbatch", "node.pyz", "run.json"]})
     llmlaunch("collect", run.path)
     before = llmlaunch("measurements", "list").stdout
     attempt = llmlaunch.json("runs")["runs"][0]["attempt"]
@@ -215,11 +215,11 @@ def test_what_a_site_has_removed_is_said_and_costs_nothing_that_was_collected(
     assert f"{run.path}/attempts/{attempt}: is gone (the site may have removed old files)" in lost
     assert f"llmlaunch resume {run.path} --from-older" in lost
 
-    (run.path / "train.sh").unlink()
+    (run.path / "command.txt").unlink()
     (run.path / "node.pyz").unlink()
-    gone = "node.pyz, train.sh are gone; the site may have removed old files"
+    gone = "command.txt, node.pyz are gone; the site may have removed old files"
     assert gone in llmlaunch("status", run.path).stdout.replace("\n  ", " ")
-    assert llmlaunch.json("status", run.path)["missing"] == ["node.pyz", "train.sh"]
+    assert llmlaunch.json("status", run.path)["missing"] == ["command.txt", "node.pyz"]
     refused = llmlaunch("resume", run.path, "--anyway", "--from-older", code=2).stderr
     assert f"{run.path}: {gone}; nothing was submitted. Put them back, or submit the recipe again" in refused
     shutil.rmtree(run.path)

@@ -317,7 +317,7 @@ def test_dry_run_shows_what_render_writes_and_writes_nothing(llmlaunch: CommandL
     assert_nothing_written()
     llmlaunch("render", "recipe.yaml", "-o", "run")
     assert (tmp_path / "run" / "job.sbatch").read_text() in shown
-    assert (tmp_path / "run" / "train.sh").read_text() in shown
+    assert (tmp_path / "run" / "command.txt").read_text() in shown
 
 
 def test_local_runs_refuse_several_nodes_and_write_nothing(llmlaunch: CommandLine, tmp_path: Path) -> None:
@@ -377,12 +377,12 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
             *("settings", "test_only"),
         ],
         "observe": ["archive", "command", "directory", "interval"],
-        "status": ["as_json", "interval", "runs", "watch"],
-        "report": ["as_json", "html", "run"],
-        "logs": ["attempt", "follow", "job", "node", "raw", "run", "tail"],
-        "cancel": ["runs"],
-        "resume": ["anyway", "as_json", "from_older", "local", "no_exclude", "options", "replan", "run"],
-        "runs": ["as_json", "cluster", "file", "launcher", "limit", "recipe", "since", "states"],
+        "status": ["as_json", "interval", "on", "runs", "watch"],
+        "report": ["as_json", "html", "on", "run"],
+        "logs": ["attempt", "follow", "job", "node", "on", "raw", "run", "tail"],
+        "cancel": ["on", "runs"],
+        "resume": ["anyway", "as_json", "from_older", "local", "no_exclude", "on", "options", "replan", "run"],
+        "runs": ["as_json", "cluster", "file", "launcher", "limit", "on", "recipe", "since", "states"],
         "nodes": ["as_json", "cluster", "forgive"],
         "collect": ["as_json", "recipe", "words"],
         "measurements": [],

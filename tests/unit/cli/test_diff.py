@@ -53,7 +53,7 @@ def test_two_recipes_show_keys_layout_arguments_memory_and_time(llmlaunch: Comma
     validate(result, json.loads(SCHEMA.read_text()))
     assert result["recipe"] == [{"name": "layout.pipeline", "a": 2, "b": 4}]
     assert {"name": "data", "a": 8, "b": 4} in result["layout"]
-    assert "train.sh --pipeline-model-parallel-size" in names(result, "arguments")
+    assert "command.txt --pipeline-model-parallel-size" in names(result, "arguments")
     plans = [llmlaunch.json("check", path) for path in (recipe, other)]
     steps = [plan["step_seconds"] for plan in plans]
     assert {"name": "step_seconds", "a": steps[0], "b": steps[1]} in result["totals"]
@@ -98,7 +98,7 @@ def test_a_run_is_compared_with_its_recipe_its_plan_and_another_run(
     other = llmlaunch.json("diff", "./one", "./two", code=1)
     assert other["recipe"] == [{"name": "training.steps", "a": 10, "b": 20}]
     assert other["layout"] == other["memory_terms"] == other["time_terms"] == []
-    assert {"name": "train.sh --train-iters", "a": "10", "b": "20"} in other["arguments"]
+    assert {"name": "command.txt --train-iters", "a": "10", "b": "20"} in other["arguments"]
 
 
 def test_what_runs_measured_is_shown_and_decides_nothing(llmlaunch: CommandLine, recipe: Path, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_it_survives_a_version_that_would_choose_otherwise(
     assert choice(json.loads(Path("run/plan.json").read_text())) == choice(kept)
     explained = llmlaunch("explain-args", "run", "tensor-model-parallel-size").stdout
     assert "train.lock.yaml, which keeps the recipe to an earlier plan" in explained
-    assert "--tensor-model-parallel-size 4" in " ".join(Path("run/train.sh").read_text().split())
+    assert "--tensor-model-parallel-size 4" in " ".join(Path("run/command.txt").read_text().split())
 
 
 def test_it_survives_a_margin(llmlaunch: CommandLine, recipe: Path, lock: Path) -> None:
@@ -214,7 +214,7 @@ def test_an_interval_between_saves_that_was_chosen_stays(llmlaunch: CommandLine,
     kept = llmlaunch.json("check", recipe, *changed)["job"]["expected"]
     assert (kept["save_interval"], kept["save_interval_reason"]) == (chosen["save_interval"], None)
     llmlaunch("render", recipe, *changed, "-o", "run")
-    assert f"--save-interval {chosen['save_interval']} " in Path("run/train.sh").read_text()
+    assert f"--save-interval {chosen['save_interval']} " in " ".join(Path("run/command.txt").read_text().split())
     anew = llmlaunch.json("check", recipe, *changed, "--replan")["job"]["expected"]
     assert anew["save_interval"] < chosen["save_interval"]
     run, _ = planned_run.replan_rendered(Path("run"))

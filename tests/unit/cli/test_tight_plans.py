@@ -71,7 +71,7 @@ def test_what_is_rendered_falls_back_as_if_the_recipe_asked_for_one_layout(llmla
     assert other["verdict"] == "safe"
     llmlaunch("render", PATH, ONE_LAYOUT, ACCEPT, "on_oom={layouts: 1}", "-o", "asked")
     assert files("tight") == files("asked")
-    for name in ("job.sbatch", "train.sh", "ds_config.json", "fallback/1/train.sh", "fallback/1/ds_config.json"):
+    for name in ("job.sbatch", "command.txt", "ds_config.json", "fallback/1/command.txt", "fallback/1/ds_config.json"):
         assert Path("tight", name).read_bytes() == Path("asked", name).read_bytes(), name
 
 

@@ -17,8 +17,8 @@ from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron.cuda_graphs import GRAPH_RULES
 from llmlaunch.frameworks.megatron.model_rules import MODEL_REQUIREMENTS
 from llmlaunch.frameworks.megatron.pooled_rules import POOLED_REQUIREMENTS
-from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, ALL_RULES, MIXTURE_REQUIREMENTS
-from llmlaunch.frameworks.megatron.versions import VERSION_REQUIREMENTS
+from llmlaunch.frameworks.megatron.rules import MIXTURE_REQUIREMENTS, requirements_for, rules_for
+from llmlaunch.frameworks.megatron.versions import version_requirements
 from llmlaunch.frameworks.megatron.vision_rules import VISION_REQUIREMENTS
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
@@ -282,7 +282,7 @@ def test_what_a_kernel_of_all_experts_holds_stays_in_it(beside: str, layout: Lay
 
 
 def test_every_rule_has_its_case() -> None:
-    rules = (*ALL_RULES, *DEEPSPEED_RULES, *PIPELINE_RULES, *HUGGING_FACE_RULES)
+    rules = (*rules_for(), *DEEPSPEED_RULES, *PIPELINE_RULES, *HUGGING_FACE_RULES)
     keys = {rule.key for rule in (*rules, *BRIDGE_RULES, *PACKED_RULES, *deepspeed_techniques.TECHNIQUE_RULES)}
     cases = {key for case in (*RULED, *ASKED) for key in case[0].split()}
     assert cases | set(RULED_ELSEWHERE) == keys
@@ -438,7 +438,7 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ("gradients-as-computed", DEEPSPEED, WIDE_FP16),
     ("gradients-as-computed", DEEPSPEED, [OWN, *WIDE_FP16]),
 ]
-REQUIREMENTS = {each.key: each for each in (*ALL_REQUIREMENTS, *deepspeed_techniques.REQUIREMENTS)}
+REQUIREMENTS = {each.key: each for each in (*requirements_for(), *deepspeed_techniques.REQUIREMENTS)}
 
 
 @pytest.mark.parametrize(("key", "name", "overrides"), REFUSED)
@@ -462,7 +462,7 @@ OF_MODELS = (
     *POOLED_REQUIREMENTS,
     *(each for each in VISION_REQUIREMENTS if each.priced),
     *MIXTURE_REQUIREMENTS,
-    *VERSION_REQUIREMENTS,
+    *version_requirements(),
 )  # in tests of those modules
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.node.allocation import left_out, lost_nodes, next_nodes, replaceable_nodes
-from llmlaunch.node.finish import _next_for_script
-from llmlaunch.node.restart_policy import Next
+from llmlaunch.node.allocation import left_out, next_nodes, nodes_without_answer, replaceable_nodes
+from llmlaunch.node.finish import Ending, finish
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.slow_devices import SlowDevice
 from support.node_rig import ATTEMPT, NODE, NodeRig
@@ -57,37 +56,22 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmlaunch.node.allocation.ANSWER_SECONDS", 2.0)
 
 
-def attempt(folder: Path, *nodes: str, done: tuple[str, ...] = (), failed: tuple[str, ...] = ()) -> Attempt:
+def attempt(folder: Path, *nodes: str) -> Attempt:
     own = folder / "attempts" / ATTEMPT
-    for name in ("done", "causes"):
-        (own / name).mkdir(parents=True)
+    own.mkdir(parents=True)
     (own / "attempt.json").write_text(json.dumps({"attempt": ATTEMPT, "nodes": nodes}))
-    for node in done:
-        (own / "done" / node).touch()
-    for node in failed:
-        (own / "causes" / f"{node}.json").write_text("{}")
     return Attempt(folder, ATTEMPT)
 
 
 @pytest.mark.usefixtures("srun")
-def test_only_nodes_that_left_no_end_are_asked_and_those_without_an_answer_are_lost(tmp_path: Path) -> None:
-    nodes = ("lost1", "well", "lost2", "lost3", "refused1")
-    assert lost_nodes(attempt(tmp_path, *nodes, done=("lost2",), failed=("lost3",))) == ["lost1", "refused1"]
+def test_silent_nodes_that_start_no_task_are_lost(tmp_path: Path) -> None:
+    assert nodes_without_answer(["lost1", "well", "refused1"], ["other", "lost2"]) == ["lost1", "refused1"]
 
 
 @pytest.mark.usefixtures("srun")
-def test_where_a_node_that_did_end_answers_no_more_than_the_silent_ones_it_is_slurm(tmp_path: Path) -> None:
-    assert lost_nodes(attempt(tmp_path, "refused1", "refused2", done=("refused1",))) == []
-
-
-@pytest.mark.usefixtures("srun")
-def test_where_no_node_answers_it_is_not_the_nodes(tmp_path: Path) -> None:
-    assert lost_nodes(attempt(tmp_path, "lost1", "lost2")) == []
-
-
-def test_outside_slurm_no_node_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert lost_nodes(attempt(tmp_path, "a", "b", done=("a",))) == []
+@pytest.mark.parametrize("others", [["refused2"], []])
+def test_where_another_node_starts_none_either_it_is_slurm(others: list[str]) -> None:
+    assert nodes_without_answer(["refused1"], others) == []
 
 
 def test_what_an_attempt_or_its_preflight_left_out_stays_out_of_the_job(tmp_path: Path) -> None:
@@ -102,53 +86,25 @@ def test_what_an_attempt_or_its_preflight_left_out_stays_out_of_the_job(tmp_path
 RESTART = {"by": "requeue", "within": "job", "times": 20, "fruitless": 2, "backoff_seconds": 60}
 
 
-@pytest.mark.usefixtures("srun")
-def test_of_a_job_that_was_told_to_stop_no_node_is_asked(cpu_node: NodeRig) -> None:
-    cpu_node.write("run.json", {"schema": 1, "restart": RESTART})
-    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": [NODE, "refused1"], "started_at": 1.0})
-    cpu_node.rank("sh", "-c", "exit 143", rank=0).wait()
-    finish = cpu_node.start_finish(2, 143, "--wait", "0", "--within", "--told", "TERM")
-    finish.communicate(f"{NODE}\nrefused1\n", timeout=60)
-    assert (cpu_node.status()["state"], cpu_node.status()["left_out"]) == ("stopped", [])
-
-
 @pytest.mark.parametrize(
-    ("allocated", "follows", "nodes"),
+    ("pool", "follows", "nodes"),
     [
-        pytest.param(
-            f"{NODE}\nnode2\nspare1\nspare2\n", "next restart 0 node2,spare1", ["node2", "spare1"], id="spare"
-        ),
-        pytest.param(f"{NODE}\nnode2\n", f"next requeue 60 {NODE}", [], id="too few nodes are left"),
+        pytest.param((NODE, "node2", "spare1", "spare2"), ("restart", 0), ("node2", "spare1"), id="spare"),
+        pytest.param((NODE, "node2"), ("requeue", 60), (), id="too few nodes are left"),
     ],
 )
-def test_the_jobs_last_word_names_the_nodes_of_the_next_attempt(
-    cpu_node: NodeRig, allocated: str, follows: str, nodes: list[str]
+def test_a_verdict_names_the_nodes_of_the_next_attempt(
+    cpu_node: NodeRig, pool: tuple[str, ...], follows: tuple[str, int], nodes: tuple[str, ...]
 ) -> None:
     cpu_node.write("run.json", {"schema": 1, "restart": RESTART})
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": [NODE, "node2"], "started_at": 1.0})
     cpu_node.write_attempt("progress.json", {"step": 40})
     cpu_node.write_attempt(f"causes/{NODE}.json", {"kind": "ecc", "node": NODE, "line": "Xid 48", "sick": True})
     cpu_node.rank("sh", "-c", "exit 1", rank=0).wait()
-    finish = cpu_node.start_finish(2, 1, "--wait", "0", "--within")
-    stdout, stderr = finish.communicate(allocated, timeout=60)
-    assert stdout, stderr
-    assert stdout.splitlines()[-1] == follows
-    assert (cpu_node.status()["left_out"], cpu_node.status()["next"]["nodes"]) == ([NODE], nodes)
-
-
-@pytest.mark.parametrize(
-    ("at_fault", "lost", "line"),
-    [
-        ([], [], ["requeue", "60"]),
-        (["n1", "n2"], [], ["requeue", "60", "n1,n2"]),
-        (["n1"], ["n1"], ["requeue", "60", "n1", "n1"]),
-        ([], ["n1", "n3"], ["requeue", "60", "-", "n1,n3"]),
-    ],
-)
-def test_a_job_that_goes_back_to_the_queue_gives_its_lost_nodes_back(
-    at_fault: list[str], lost: list[str], line: list[str]
-) -> None:
-    assert _next_for_script(Next("requeue", "1 of 20", seconds=60), at_fault, lost) == line
+    finished = finish(Ending(cpu_node.run_directory, ATTEMPT, 2, 1, pool=pool))
+    assert ((finished.follows.action, finished.follows.seconds), finished.follows.nodes) == (follows, nodes)
+    assert finished.at_fault == (NODE,)
+    assert (cpu_node.status()["left_out"], cpu_node.status()["next"]["nodes"]) == ([NODE], list(nodes))
 
 
 def replaceable(folder: Path, slow: str, restart: dict[str, object]) -> list[str]:

@@ -15,10 +15,10 @@ import pytest
 
 from llmlaunch.causes.cause import cause_from_log
 from llmlaunch.causes.log_scan import scan
-from support.node_rig import NodeRig, run_archive
+from llmlaunch.node.begin import Beginning, begin
 
 RESTART = {"by": "requeue", "times": 3, "fruitless": 2, "backoff_seconds": 60}
-FALLBACK_1 = ("--layout", "fallback/1")
+NODES = ("node1", "node2")
 FAILED_LOGS = Path(__file__).parents[2] / "data" / "failed_logs"
 RANK = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 
@@ -26,8 +26,8 @@ RANK = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 class Run:
     """A run directory and what its attempts left."""
 
-    def __init__(self, rig: NodeRig, folder: Path) -> None:
-        self.archive, self.folder = rig.archive, folder / "run"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "run"
         (self.folder / "attempts").mkdir(parents=True)
         (folder / "checkpoints").mkdir()
         self.tracker = folder / "checkpoints" / "latest"
@@ -58,16 +58,15 @@ class Run:
             archive.writestr("archive/data.pkl", b"x" * 4096)
         self.tracker.write_text(f"step-{step}")
 
-    def begin(self, attempt: str, *more: str) -> str:
+    def begin(self, attempt: str, layout: str = "", is_restart: bool = False) -> str:
+        """The layout to train with; where nothing is trained, the exit code of the job."""
         (self.folder / "attempts" / attempt).mkdir()
-        place = ("--run-dir", self.folder, "--attempt", attempt)
-        process = run_archive(self.archive, "begin", *place, *more, stdin="node1\nnode2\n")
-        assert process.returncode == 0, process.stderr
-        return str(process.stdout.splitlines()[-1])
+        begun = begin(Beginning(self.folder, attempt, NODES, layout, is_restart))
+        return begun.layout if begun.exit_code is None else f"end {begun.exit_code}"
 
-    def first_step(self, attempt: str, *more: str) -> int:
+    def first_step(self, attempt: str, layout: str = "") -> int:
         """Begin an attempt that trains, and return the step that it goes on from."""
-        assert self.begin(attempt, *more) == "run ."
+        assert self.begin(attempt, layout) == "."
         return int(self.record(attempt)["from_step"])
 
     def record(self, attempt: str, name: str = "attempt.json") -> dict[str, Any]:
@@ -81,8 +80,8 @@ class Run:
 
 
 @pytest.fixture
-def run(cpu_node: NodeRig, tmp_path: Path) -> Run:
-    return Run(cpu_node, tmp_path)
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
 
 
 def test_the_first_attempt_trains_from_the_start(run: Run) -> None:
@@ -113,7 +112,7 @@ def test_a_person_who_resumes_starts_counting_again(run: Run) -> None:
     for count in range(5):
         run.failed(f"7.{count}", next={"action": "end"})
     (run.folder / "submission.json").write_text(json.dumps({"job_id": "9", "chain": []}))
-    assert run.begin("9.0") == "run ."
+    assert run.begin("9.0") == "."
 
 
 def test_a_stop_file_keeps_it_from_training(run: Run) -> None:
@@ -145,16 +144,16 @@ def test_fallbacks_are_no_restarts_and_keep_their_layout(run: Run) -> None:
     run.describe("fallback/1")
     run.describe("fallback/2")
     run.failed(next={"action": "fallback", "layout": "fallback/1"})
-    assert run.begin("7.1", *FALLBACK_1) == "run fallback/1"
+    assert run.begin("7.1", "fallback/1") == "fallback/1"
     assert run.record("7.1")["fallback"] is True
     run.past("7.2", layout="fallback/2", fallback=True, state="failed", next={"action": "requeue", "layout": ""})
-    assert run.begin("7.3") == "run fallback/2"
+    assert run.begin("7.3") == "fallback/2"
 
 
 def test_an_allocation_lost_between_two_layouts_goes_on_with_the_second(run: Run) -> None:
     run.describe("fallback/1")
     run.failed(next={"action": "fallback", "layout": "fallback/1"})
-    assert run.begin("7.1") == "run fallback/1"
+    assert run.begin("7.1") == "fallback/1"
 
 
 def test_a_damaged_tracker_is_step_0(run: Run) -> None:
@@ -169,10 +168,10 @@ def test_of_a_script_that_may_write_another_tracker_the_steps_due_count(run: Run
     run.failed()
     (run.folder / "attempts" / "7.0" / "progress.json").write_text(json.dumps({"step": 55}))
     assert run.first_step("7.1") == 40
-    assert run.begin("7.2", *FALLBACK_1) == "run fallback/1"
+    assert run.begin("7.2", "fallback/1") == "fallback/1"
     assert run.record("7.2")["from_step"] == 0
     run.tracker.write_text("step-20")
-    assert run.first_step("7.3", "--layout", ".") == 20
+    assert run.first_step("7.3", ".") == 20
 
 
 def test_where_no_checkpoints_are_written_every_attempt_begins_at_step_0(run: Run) -> None:
@@ -222,7 +221,7 @@ def test_a_person_may_let_it_go_on_from_an_older_step_once(run: Run) -> None:
     assert run.first_step("7.1") == 100
     assert not (run.folder / "from_older").exists()
     run.save(110)
-    assert run.begin("7.2") == "run ."  # 110 is progress since 100, not a way back from 120
+    assert run.begin("7.2") == "."  # 110 is progress since 100, not a way back from 120
     run.save(90)
     assert "names step 90, but attempt 7.2 had saved step 110" in lost(run, "7.3")
 
@@ -412,17 +411,17 @@ def test_from_the_queue_all_nodes_come_with_the_planned_layout(run: Run) -> None
     run.past("7.1", "nodes/1", from_step=20, state="failed")
     run.save(40)
     run.past("7.2", "nodes/1", from_step=20, state="failed")
-    assert run.begin("7.3") == "run ."
+    assert run.begin("7.3") == "."
     run.past("8.0", "fallback/1", state="failed")
     run.past("8.1", "nodes/1", from_step=20, state="failed")
     run.describe("fallback/1")
-    assert run.begin("8.2") == "run fallback/1"
+    assert run.begin("8.2") == "fallback/1"
 
 
 def test_in_the_same_allocation_it_begins_with_the_layout_for_fewer(run: Run) -> None:
     run.describe("nodes/1", nodes=1)
     run.failed("7.0")
-    assert run.begin("7.1", "--layout", "nodes/1", "--restart") == "run nodes/1"
+    assert run.begin("7.1", "nodes/1", is_restart=True) == "nodes/1"
     assert (run.record("7.1")["layout"], run.record("7.1")["fallback"]) == ("nodes/1", False)
 
 

@@ -1,9 +1,10 @@
-"""`node.pyz diagnose`: what ended the trainers of a node, from its log, its ranks, its kernel and its monitor."""
+"""What ended the trainers of a node, from its log, its ranks, its kernel and its monitor."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ import pytest
 from llmlaunch.causes.cause import advice
 from llmlaunch.node import diagnose
 from llmlaunch.node.diagnose import kernel_lines
-from support.node_rig import ATTEMPT, NODE, run_archive
+from support.node_rig import ATTEMPT, NODE
 
 
 class Rig:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
         self.attempt = directory / "attempts" / ATTEMPT
-        self.arguments = ["--run-dir", str(directory), "--attempt", ATTEMPT, "--node", NODE]
+        self.counters_before: dict[str, Any] | None = None
         self.peaks = directory / "peaks" / f"{NODE}.jsonl"
         self.monkeypatch = monkeypatch
         for folder in (self.attempt / "ranks", directory / "logs", directory / "peaks"):
@@ -43,10 +44,11 @@ class Rig:
         self.monkeypatch.setattr(diagnose, "kernel_lines", lambda since: lines)
 
     def before(self) -> None:
-        assert diagnose.main([*self.arguments, "--before"]) == 0
+        """The training begins now."""
+        self.counters_before = {"schema": 1, "at": time.time(), **diagnose.memory_counters()}
 
     def cause(self, code: int = 1) -> dict[str, Any]:
-        assert diagnose.main([*self.arguments, "--code", str(code)]) == 0
+        diagnose.write_cause(self.directory, ATTEMPT, NODE, code, self.counters_before)
         return dict(json.loads((self.attempt / "causes" / f"{NODE}.json").read_text()))
 
 
@@ -129,16 +131,8 @@ def test_nothing_known_is_still_a_cause(rig: Rig) -> None:
 
 def test_it_never_fails(rig: Rig, capfd: pytest.CaptureFixture[str]) -> None:
     (rig.attempt / "causes").write_text("a file where a folder should be")
-    assert diagnose.main([*rig.arguments, "--before"]) == 0
-    assert diagnose.main(rig.arguments) == 0
-    assert diagnose.main(["--nonsense"]) == 0
+    diagnose.write_cause(rig.directory, ATTEMPT, NODE, 1, None)
     assert "the cause remains unknown" in capfd.readouterr().err
-
-
-def test_from_the_archive(archive: Path, tmp_path: Path) -> None:
-    process = run_archive(archive, "diagnose", "--run-dir", tmp_path, "--attempt", ATTEMPT, "--node", NODE)
-    assert process.returncode == 0, process.stderr
-    assert json.loads((tmp_path / "attempts" / ATTEMPT / "causes" / f"{NODE}.json").read_text())["kind"] == "crash"
 
 
 def test_the_kernels_log_from_a_moment_on(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmlaunch.node.diagnose import write_cause
 from llmlaunch.node.finish import write_summary
 from llmlaunch.rundir.spool_place import spool_folder
 from llmlaunch.rundir.summary import AttemptSummary, still_whole, summary_of_json
@@ -100,12 +100,19 @@ def test_other_attempts_do_not_count(cpu_node: NodeRig) -> None:
 
 
 def test_markers_that_a_file_system_shows_late_are_waited_for(cpu_node: NodeRig) -> None:
+    run(cpu_node, "exit 0", rank=0)
+    run(cpu_node, "exit 0", rank=1, node="node2")
     cpu_node.done(NODE)
-    finish = cpu_node.start_finish(nodes=2, code=0)
-    cpu_node.rank("true", rank=1, node="node2").wait()
-    assert finish.poll() is None
-    cpu_node.done("node2")
-    assert finish.wait() == 0
+    late = threading.Timer(1.0, lambda: cpu_node.done("node2"))
+    late.start()
+    assert cpu_node.finish(nodes=2, code=0, marker_seconds=240.0)[0] == 0
+
+
+def test_a_node_that_was_heard_to_end_well_needs_no_marker(cpu_node: NodeRig) -> None:
+    train_on_two_nodes(cpu_node)
+    cpu_node.done(NODE)
+    code, status, _ = cpu_node.finish(nodes=2, code=0, done=("node2",), marker_seconds=240.0)
+    assert (code, [node["done"] for node in status["nodes"]]) == (0, [True, True])
 
 
 def test_what_ended_it_is_said_in_words(cpu_node: NodeRig) -> None:
@@ -192,7 +199,7 @@ def test_an_attempt_that_a_bad_node_ended_is_no_vain_one(cpu_node: NodeRig, tmp_
 
 def finish_stopped(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, Any]:
     """The verdict of a job that was told to stop, and whose launcher returned `code`."""
-    return rig.finish(1, code, "--told", order)[1]
+    return rig.finish(1, code, stop_signal=order)[1]
 
 
 @pytest.mark.parametrize("end", ["kill -TERM $$", "kill -INT $$", "exit 143"])
@@ -257,8 +264,7 @@ def test_a_bad_loss_that_a_second_gpu_confirms_is_a_bad_loss(cpu_node: NodeRig, 
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 30, "started_at": 1.0})
     verdict = "Rank 0, node n1, device 0, iteration #31: Correct result (but possible Application error) (found NaN)!"
     cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", f"{verdict}\n")
-    process = cpu_node.start("diagnose", *cpu_node.place, "--node", NODE, "--code", "17")
-    assert process.wait() == 0
+    write_cause(cpu_node.run_directory, ATTEMPT, NODE, 17, None)
     status = cpu_node.finish(1, 17)[1]
     assert status["cause"]["kind"] == "unexpected_result"
     assert "the loss was bad from step 31 on" in status["next"]["why"]
@@ -340,15 +346,6 @@ def test_a_pipe_among_the_monitors_files_holds_nobody_up(cpu_node: NodeRig) -> N
     assert summary(cpu_node).damaged == {"peaks/node9.jsonl": 1}
 
 
-def test_who_ends_the_job_during_its_last_act_changes_nothing(cpu_node: NodeRig) -> None:
-    train(cpu_node)
-    finish = cpu_node.start_finish(nodes=1, code=0)
-    assert finish.stdout.readline() == "next end\n"  # said before
-    finish.send_signal(signal.SIGTERM)
-    assert finish.wait() == 0
-    assert [rank.rank for rank in summary(cpu_node).ranks] == [0]
-
-
 def test_slow_nodes_for_which_the_trainers_saved_give_their_places_to_spare_ones(cpu_node: NodeRig) -> None:
     policy = {"by": "requeue", "within": "job", "times": 5, "fruitless": 2, "backoff_seconds": 60.0}
     cpu_node.write("run.json", {"schema": 1, "nodes": 2, "restart": {**policy, "slow_nodes": "replace"}})
@@ -357,9 +354,7 @@ def test_slow_nodes_for_which_the_trainers_saved_give_their_places_to_spare_ones
     cpu_node.write_attempt("progress.json", {"step": 40, "steps": 90, "replaced": ["node2"]})
     cpu_node.write_attempt(f"told/{NODE}", "USR1")
     cpu_node.done(NODE, "node2")
-    finish = cpu_node.start_finish(2, 0, "--wait", "0", "--within")
-    _, stderr = finish.communicate(f"{NODE}\nnode2\nnode3\n", timeout=120)
-    code, status = finish.returncode, cpu_node.status()
+    code, status, stderr = cpu_node.finish(2, 0, pool=(NODE, "node2", "node3"))
     assert (code, status["state"], status["left_out"]) == (75, "stopped", ["node2"])
     assert "saved after step 40 of 90, so that spare nodes take the place of node2: too slow" in stderr
     assert status["next"]["action"] == "restart"

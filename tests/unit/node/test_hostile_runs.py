@@ -13,12 +13,13 @@ import pytest
 
 from llmlaunch.app.run_report import run_report
 from llmlaunch.causes import hang_blame
-from llmlaunch.node import attempt_diagnosis, diagnose, finish, observed_end
+from llmlaunch.node import attempt_diagnosis, diagnose, observed_end
+from llmlaunch.node.finish import Ending, finish
 from llmlaunch.rundir.run import read_run
 from llmlaunch.store.run_outcome import attempt_causes, attempt_outcomes
 from support.flight_dumps import Recorder, write_dumps
 from support.hostile_dumps import dump_with, nested, shared_lists
-from support.node_rig import ATTEMPT, NODE, NodeRig
+from support.node_rig import ATTEMPT, NODE
 
 HUNG = {"hung": {"since_seconds": 600.0, "allowed_seconds": 300.0, "what": "a step"}, "step": 3, "steps": 9}
 ENDLESS = "an endless text"
@@ -53,8 +54,7 @@ class Run:
         (self.attempt / "flight" / f"rank_{rank}").write_bytes(content)
 
     def finish(self, code: int = 137) -> dict[str, Any]:
-        options = ["--run-dir", str(self.directory), "--attempt", ATTEMPT, "--nodes", "1", "--wait", "0"]
-        assert finish.main([*options, "--code", str(code)]) == code
+        assert finish(Ending(self.directory, ATTEMPT, 1, code)).exit_code == code
         return self.status()
 
     def status(self) -> dict[str, Any]:
@@ -65,12 +65,6 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def _signals_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`finish` is the last act of its process, and from then on ignores what ends one."""
-    monkeypatch.setattr(finish, "ENDS", ())
 
 
 HOSTILE = [
@@ -85,11 +79,10 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("content", HOSTILE)
-def test_a_hostile_dump_keeps_no_run_from_its_verdict(content: bytes, run: Run, capsys: Any) -> None:
+def test_a_hostile_dump_keeps_no_run_from_its_verdict(content: bytes, run: Run) -> None:
     run.dump(content)
     status = run.finish()
     assert (status["state"], status["exit_code"], status["cause"]["kind"]) == ("failed", 137, "hung")
-    assert capsys.readouterr().out == "next end\n"
     assert json.loads((run.attempt / "status.json").read_text()) == status
 
 
@@ -131,9 +124,7 @@ def test_a_diagnosis_that_fails_midway_leaves_what_was_known(
     monkeypatch.setattr(attempt_diagnosis, "ATTEMPT_SECONDS", 2.0)
     status = run.finish()
     assert (status["state"], status["exit_code"], status["cause"]["kind"]) == ("failed", 137, "hung")
-    captured = capfd.readouterr()
-    assert captured.out == "next end\n"
-    assert f"what ended attempt {ATTEMPT} is not looked into to the end: " in captured.err
+    assert f"what ended attempt {ATTEMPT} is not looked into to the end: " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("act", [fail, use_all_memory, never_end, crash])
@@ -154,8 +145,7 @@ def test_a_node_that_cannot_look_into_its_log_says_how_its_ranks_ended(
 ) -> None:
     monkeypatch.setattr(diagnose, "scan", act)
     monkeypatch.setattr(diagnose, "SECONDS", 2)
-    arguments = ["--run-dir", str(run.directory), "--attempt", ATTEMPT, "--node", NODE]
-    assert diagnose.main(arguments) == 0
+    diagnose.write_cause(run.directory, ATTEMPT, NODE, 1, None)
     cause = json.loads((run.attempt / "causes" / f"{NODE}.json").read_text())
     assert (cause["node"], cause["rank"], cause["source"]) == (NODE, 0, "ranks")
     assert "no more is known of" in capfd.readouterr().err
@@ -195,9 +185,8 @@ def test_values_of_the_wrong_kind_in_progress_json_count_as_absent(key: str, cod
     run.rank(0, signal=None, exit_code=code)
     for value in WRONG:
         run.write(f"attempts/{ATTEMPT}/progress.json", {"step": 3, "steps": 9, key: value})
-        options = ["--run-dir", str(run.directory), "--attempt", ATTEMPT, "--nodes", "1", "--wait", "0"]
-        for told in ("", "TERM"):
-            finish.main([*options, "--code", str(code), "--told", told])
+        for order in ("", "TERM"):
+            finish(Ending(run.directory, ATTEMPT, 1, code, order))
             assert run.status()["state"] in ("succeeded", "failed", "stopped"), value
             (run.directory / "status.json").unlink()
 
@@ -235,14 +224,3 @@ def test_report_and_collect_read_such_a_run_without_its_verdict(content: bytes, 
     assert first is None or first["kind"] == "hung"
     report = run_report(run.directory, lambda _: None)
     assert report["attempts"]
-
-
-def test_from_the_archive(cpu_node: NodeRig) -> None:
-    run = Run(cpu_node.run_directory / "inner")
-    for name in ("run.json", "attempts"):
-        os.rename(run.directory / name, cpu_node.run_directory / name)  # noqa: PTH104
-    folder = cpu_node.attempt_directory / "flight"
-    folder.mkdir()
-    (folder / "rank_0").write_bytes(dump_with({"input_sizes": b"](" + shared_lists(60) + b"e"}))
-    code, status, _ = cpu_node.finish(1, 137)
-    assert (code, status["state"], status["cause"]["kind"]) == (137, "failed", "hung")

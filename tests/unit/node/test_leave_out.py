@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.node.leave_out import exclusion, main
+from llmlaunch.node.leave_out import exclusion, leave_out
 
 PARTITION = [f"n{number}" for number in range(40)]
 
@@ -40,6 +40,8 @@ class Site:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
         monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+        monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+        monkeypatch.setenv("SLURM_JOB_PARTITION", "train")
         (directory / "submission.json").write_text(json.dumps({"job_id": "11", "chain": ["11", "12", "13", "--all"]}))
         self.script = directory / "job.sbatch"
         self.script.write_text("#!/bin/bash\n#SBATCH --nodes=2\n")
@@ -49,13 +51,14 @@ class Site:
         path.write_text(text)
         path.chmod(0o755)
 
-    def leave_out(self, *words: str, before: str = "(null)", down: tuple[str, ...] = ()) -> list[str]:
-        """Run the command in a partition of four nodes; what scontrol was told to update."""
+    def leave_out(
+        self, node: str, chain: bool = False, before: str = "(null)", down: tuple[str, ...] = ()
+    ) -> list[str]:
+        """Leave out a node in a partition of four; return what scontrol was told to update."""
         self.write("scontrol", SCONTROL.replace("BEFORE", before))
         states = (f"n{number} {'down*' if f'n{number}' in down else 'alloc'}" for number in range(1, 5))
         self.write("sinfo", "#!/bin/bash\necho '" + "\n".join(states) + "'\n")
-        more = ("--run-dir", str(self.directory), "--attempt", "11.0", "--nodes", "2", "--partition", "train")
-        assert main([*more, *words]) == 0
+        leave_out(self.directory, "11", [node], chain)
         log = self.directory / "scontrol.log"
         return log.read_text().splitlines() if log.exists() else []
 
@@ -71,7 +74,7 @@ def test_the_job_itself_is_told_when_it_goes_back_to_the_queue(site: Site, capfd
 
 
 def test_the_jobs_that_follow_in_a_chain_are_told_each(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    updates = site.leave_out("--chain", "n3")
+    updates = site.leave_out("n3", chain=True)
     assert updates == ["update JobId=12 ExcNodeList=n3", "update JobId=13 ExcNodeList=n3"]
     said = capfd.readouterr().err
     assert "n3 at fault: left out when job 12 starts" in said

@@ -98,9 +98,9 @@ def test_what_follows_is_told_as_a_restart_only_where_slurm_can_start_it(
     with webhook() as receiver:
         monkeypatch.setenv("CHANNEL", receiver.address)
         monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-        cpu_node.finish(1, 1, "--wait", "0")
+        cpu_node.finish(1, 1)
         monkeypatch.setenv("SLURM_JOB_ID", "4711")
-        cpu_node.finish(1, 1, "--wait", "0")
+        cpu_node.finish(1, 1)
         until(lambda: receiver.texts, "the notice")
         (text,) = receiver.texts
     assert "Step 7 of 9. The job goes back into the queue, in 60 s at the earliest" in text

@@ -1,17 +1,15 @@
-"""The order of the nodes at job start, as the command in node.pyz gives it, and SLURM's topology that it reads."""
+"""The order of the nodes at job start, and SLURM's topology that it reads."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmlaunch.node.place import guessed_bandwidth, switch_levels
+from llmlaunch.node.place import guessed_bandwidth, node_order, switch_levels
 from llmlaunch.rundir.values import host_names
-from support.node_rig import run_archive
 
 NODES = ["n1", "n2", "n3", "n4"]
 # tensor parallel inside each node of eight, four nodes reduce gradients in a ring
@@ -45,49 +43,57 @@ def job(folder: Path, **changes: Any) -> None:
     (folder / "placement.json").write_text(json.dumps(described))
 
 
-def place(archive: Path, folder: Path, scontrol: str | None = None) -> tuple[list[str], dict[str, Any], str]:
-    """Return the lines of stdout, the attempt's record, and stderr."""
-    tools = folder / "bin"
-    tools.mkdir()
-    if scontrol is not None:
-        (tools / "scontrol").write_text(scontrol)
-        (tools / "scontrol").chmod(0o755)
-    path = f"{tools}:/usr/bin:/bin" if scontrol else str(tools)
-    environment = {**os.environ, "PATH": path, "SLURM_TOPO_LEN": "10"}
-    arguments = ("place", "--run-dir", folder, "--attempt", "7.0")
-    answer = run_archive(archive, *arguments, stdin="\n".join(NODES) + "\n", env=environment)
-    assert answer.returncode == 0, answer.stderr
-    record = json.loads((folder / "attempts" / "7.0" / "placement.json").read_text())
-    return answer.stdout.splitlines(), record, answer.stderr
+class Placing:
+    """A run directory, and the scontrol of its cluster."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.tools, self._capfd = folder, folder / "bin", capfd
+        self._monkeypatch = monkeypatch
+        self.tools.mkdir()
+        monkeypatch.setenv("PATH", str(self.tools))
+        monkeypatch.setenv("SLURM_TOPO_LEN", "10")
+
+    def place(self, scontrol: str | None = None) -> tuple[list[str], dict[str, Any], str]:
+        """Return the order, the attempt's record, and what is said."""
+        if scontrol is not None:
+            (self.tools / "scontrol").write_text(scontrol)
+            (self.tools / "scontrol").chmod(0o755)
+            self._monkeypatch.setenv("PATH", f"{self.tools}:/usr/bin:/bin")
+        order = node_order(self.folder, "7.0", ".", NODES)
+        record = json.loads((self.folder / "attempts" / "7.0" / "placement.json").read_text())
+        return order, record, self._capfd.readouterr().err
 
 
-def test_the_measured_matrix_decides(archive: Path, tmp_path: Path) -> None:
-    job(tmp_path, matrix=matrix(["n4", "other", "n3", "n2", "n1"]))
-    printed, record, stderr = place(archive, tmp_path)
-    order = record["order"]
+@pytest.fixture
+def placing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Placing:
+    return Placing(tmp_path, monkeypatch, capfd)
+
+
+def test_the_measured_matrix_decides(placing: Placing) -> None:
+    job(placing.folder, matrix=matrix(["n4", "other", "n3", "n2", "n1"]))
+    order, record, stderr = placing.place()
+    assert order == record["order"]
     assert all({a, b} in FAST for a, b in zip(order, [*order[1:], order[0]], strict=True))
     assert (record["source"], record["proved"]) == ("matrix", True)
     assert record["seconds"] == pytest.approx(8e9 / 20e9)
     assert record["slurm_order_seconds"] == pytest.approx(8e9 / 5e9)
-    assert printed == [order[0], " ".join(str(order.index(node)) for node in NODES)]
     assert "75.0% less time between nodes" in stderr
 
 
-def test_a_node_the_matrix_does_not_know_is_taken_for_a_middling_one(archive: Path, tmp_path: Path) -> None:
-    job(tmp_path, matrix=matrix(["n1", "n2", "n3"]))
-    _, record, _ = place(archive, tmp_path)
+def test_a_node_the_matrix_does_not_know_is_taken_for_a_middling_one(placing: Placing) -> None:
+    job(placing.folder, matrix=matrix(["n1", "n2", "n3"]))
+    _, record, _ = placing.place()
     assert "1 of 4 nodes not in it: median" in record["why"]
     assert sorted(record["order"]) == NODES
 
 
-def test_without_a_matrix_slurms_topology_decides(archive: Path, tmp_path: Path) -> None:
+def test_without_a_matrix_slurms_topology_decides(placing: Placing) -> None:
     """Two stages of two nodes: the ring of gradients, the heavier part, stays under one switch."""
     sizes = {**RING, "data": 2, "pipeline": 2}
-    job(tmp_path, layout=sizes, bytes={**VOLUMES, "pipeline": 1e8, "data": [8e9, 8e9], "expert_data": [0, 0]})
-    printed, record, _ = place(archive, tmp_path, SCONTROL)
+    job(placing.folder, layout=sizes, bytes={**VOLUMES, "pipeline": 1e8, "data": [8e9, 8e9], "expert_data": [0, 0]})
+    _, record, _ = placing.place(SCONTROL)
     assert record["source"] == "topology"
     assert sorted([sorted(record["order"][:2]), sorted(record["order"][2:])]) == [["n1", "n3"], ["n2", "n4"]]
-    assert len(printed) == 2
 
 
 @pytest.mark.parametrize(
@@ -104,19 +110,19 @@ def test_without_a_matrix_slurms_topology_decides(archive: Path, tmp_path: Path)
     ],
 )
 def test_whatever_is_missing_or_broken_slurms_order_stays_and_the_record_says_why(
-    changes: dict[str, Any], scontrol: str | None, why: str, archive: Path, tmp_path: Path
+    changes: dict[str, Any], scontrol: str | None, why: str, placing: Placing
 ) -> None:
-    job(tmp_path, **changes)
-    printed, record, stderr = place(archive, tmp_path, scontrol)
-    assert (printed, record["order"]) == ([], NODES)
+    job(placing.folder, **changes)
+    order, record, stderr = placing.place(scontrol)
+    assert order == record["order"] == NODES
     assert why in record["why"]
     assert why in stderr
 
 
-def test_a_placement_json_that_is_no_json_leaves_slurms_order(archive: Path, tmp_path: Path) -> None:
-    (tmp_path / "placement.json").write_text("{")
-    printed, record, _ = place(archive, tmp_path)
-    assert printed == []
+def test_a_placement_json_that_is_no_json_leaves_slurms_order(placing: Placing) -> None:
+    (placing.folder / "placement.json").write_text("{")
+    order, record, _ = placing.place()
+    assert order == NODES
     assert "cannot be read" in record["why"]
 
 

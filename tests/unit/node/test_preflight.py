@@ -1,5 +1,5 @@
 """The preflight: how far the devices of a node came is on disk at any moment, whatever they do; and which nodes of an
-allocation train after it, as the commands in node.pyz say it."""
+allocation train after it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import llmlaunch
-from llmlaunch.node.preflight import read_marker
-from support.node_rig import NODE, NodeRig, run_archive, until
+from llmlaunch.node.preflight import choose, read_marker
+from support.node_rig import ATTEMPT, NODE, NodeRig, until
 
 PREFLIGHT = Path(llmlaunch.__file__).parent / "trainers" / "preflight.py"
 # Stands for preflight.py of a run directory; each device does what its line says.
@@ -144,7 +144,7 @@ NODES = ["n1", "n2", "n3", "n4"]
 GOOD: dict[str, Any] = {"stage": "reduced", "bad": None, "kind": "gpu", "matmul_seconds": [0.002, 0.002]}
 
 
-def choose(archive: Path, run: Path, wanted: int, **markers: dict[str, Any] | None) -> Any:
+def chosen(run: Path, wanted: int, **markers: dict[str, Any] | None) -> list[str]:
     """The markers of n1 to n4; those not given are good, None is a node that left none."""
     attempt = run / "attempts" / "7.0"
     (attempt / "preflight").mkdir(parents=True, exist_ok=True)
@@ -153,17 +153,15 @@ def choose(archive: Path, run: Path, wanted: int, **markers: dict[str, Any] | No
         marker = markers.get(node, {})
         if marker is not None:
             (attempt / "preflight" / f"{node}.jsonl").write_text(json.dumps({**GOOD, "node": node, **marker}) + "\n")
-    place = ("--run-dir", run, "--attempt", "7.0", "--nodes", str(wanted))
-    return run_archive(archive, "choose", *place, stdin="\n".join(NODES) + "\n")
+    return choose(run, "7.0", NODES, wanted)
 
 
 def record(run: Path, name: str = "preflight.json") -> dict[str, Any]:
     return dict(json.loads((run / "attempts" / "7.0" / name).read_text()))
 
 
-def test_the_first_good_nodes_train_and_the_rest_is_spare(archive: Path, tmp_path: Path) -> None:
-    done = choose(archive, tmp_path, 3)
-    assert (done.returncode, done.stdout.split()) == (0, ["n1", "n2", "n3"])
+def test_the_first_good_nodes_train_and_the_rest_is_spare(tmp_path: Path) -> None:
+    assert chosen(tmp_path, 3) == ["n1", "n2", "n3"]
     assert (record(tmp_path)["spare"], record(tmp_path)["bad"]) == (["n4"], {})
     assert record(tmp_path, "attempt.json")["nodes"] == ["n1", "n2", "n3"]
 
@@ -172,14 +170,12 @@ def test_the_first_good_nodes_train_and_the_rest_is_spare(archive: Path, tmp_pat
     ("error", "bad"),
     [("File already exists: /run/enroot/pyxis_7.0", False), ("No such file or directory: /images/box.sqsh", True)],
 )
-def test_a_node_whose_container_may_start_next_time_is_not_bad(
-    archive: Path, tmp_path: Path, error: str, bad: bool
-) -> None:
+def test_a_node_whose_container_may_start_next_time_is_not_bad(tmp_path: Path, error: str, bad: bool) -> None:
     log = tmp_path / "attempts" / "7.0" / "preflight" / "n2.log"
     log.parent.mkdir(parents=True)
     line = f"slurmstepd-n2: error: pyxis:     [ERROR] {error}"
     log.write_text(f"slurmstepd-n2: error: pyxis: printing enroot log file:\n{line}\n")
-    assert choose(archive, tmp_path, 3, n2=None).returncode == 0
+    assert chosen(tmp_path, 3, n2=None)
     assert record(tmp_path)["bad"] == ({"n2": f"its container does not start: {line}"} if bad else {})
 
 
@@ -193,14 +189,13 @@ def test_a_node_whose_container_may_start_next_time_is_not_bad(
     ],
 )
 def test_a_node_without_the_containers_image_is_the_last_to_train(
-    archive: Path, tmp_path: Path, error: str, wanted: int, nodes: list[str], spare: list[str], bad: list[str]
+    tmp_path: Path, error: str, wanted: int, nodes: list[str], spare: list[str], bad: list[str]
 ) -> None:
     logs = tmp_path / "attempts" / "7.0" / "import"
     logs.mkdir(parents=True)
     for node in NODES:
         (logs / f"{node}.log").write_text("imported\n" if node != "n1" else error)
-    done = choose(archive, tmp_path, wanted, n1=None)
-    assert (done.returncode, done.stdout.split()) == (0, nodes)
+    assert chosen(tmp_path, wanted, n1=None) == nodes
     assert (record(tmp_path)["spare"], list(record(tmp_path)["bad"])) == (spare, bad)
 
 
@@ -218,46 +213,42 @@ def test_a_node_without_the_containers_image_is_the_last_to_train(
     ],
 )
 def test_a_bad_node_is_left_out_and_kept_with_the_reason(
-    archive: Path, tmp_path: Path, marker: dict[str, Any] | None, why: str
+    tmp_path: Path, marker: dict[str, Any] | None, why: str
 ) -> None:
-    done = choose(archive, tmp_path, 3, n2=marker)
-    assert (done.returncode, done.stdout.split()) == (0, ["n1", "n3", "n4"])
+    assert chosen(tmp_path, 3, n2=marker) == ["n1", "n3", "n4"]
     assert record(tmp_path)["bad"] == {"n2": why}
     cause = record(tmp_path, "causes/n2.json")
     assert (cause["kind"], cause["node"], cause["sick"], cause["line"]) == ("preflight", "n2", True, why)
     assert cause["consequence"]  # the training goes on: whatever ends it is another cause
 
 
-def test_too_few_good_nodes_are_named(archive: Path, tmp_path: Path) -> None:
-    done = choose(archive, tmp_path, 4, n2={"bad": "broken"})
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "3 of 4 nodes are good and 4 are needed; n2: broken" in done.stderr
+def test_too_few_good_nodes_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert chosen(tmp_path, 4, n2={"bad": "broken"}) == []
+    assert "3 of 4 nodes are good and 4 are needed; n2: broken" in capfd.readouterr().err
     assert not record(tmp_path, "causes/n2.json")["consequence"]
 
 
-def test_what_fails_on_every_node_is_no_nodes_fault(archive: Path, tmp_path: Path) -> None:
+def test_what_fails_on_every_node_is_no_nodes_fault(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """All stop where torch is missing; that every node shows too few devices is the recipe's mistake."""
     alike: dict[str, Any] = {node: {"stage": "started"} for node in NODES}
-    done = choose(archive, tmp_path / "a", 3, **alike)
-    assert (done.returncode, done.stdout.split()) == (0, ["n1", "n2", "n3"])
-    assert "no node could show its devices" in done.stderr
+    assert chosen(tmp_path / "a", 3, **alike) == ["n1", "n2", "n3"]
+    assert "no node could show its devices" in capfd.readouterr().err
     wrong: dict[str, Any] = {node: {"bad": "4 GPUs are usable here, 8 were asked for"} for node in NODES}
-    done = choose(archive, tmp_path / "b", 3, **wrong)
-    assert done.returncode == 3
-    assert "check the recipe and the environment first" in done.stderr
+    assert chosen(tmp_path / "b", 3, **wrong) == []
+    assert "check the recipe and the environment first" in capfd.readouterr().err
     assert not record(tmp_path / "b", "causes/n1.json")["sick"]
 
 
-def test_on_a_cpu_other_processes_may_slow_a_node(archive: Path, tmp_path: Path) -> None:
+def test_on_a_cpu_other_processes_may_slow_a_node(tmp_path: Path) -> None:
     slow: dict[str, Any] = {"n1": {"kind": "cpu", "matmul_seconds": [0.9]}}
     others: dict[str, Any] = {node: {"kind": "cpu", "matmul_seconds": [0.1]} for node in NODES[1:]}
-    assert choose(archive, tmp_path, 3, **slow, **others).stdout.split() == ["n1", "n2", "n3"]
+    assert chosen(tmp_path, 3, **slow, **others) == ["n1", "n2", "n3"]
 
 
-def test_devices_that_differ_as_healthy_ones_do_are_good(archive: Path, tmp_path: Path) -> None:
+def test_devices_that_differ_as_healthy_ones_do_are_good(tmp_path: Path) -> None:
     healthy: dict[str, Any] = {node: {"matmul_seconds": [0.0019, 0.0022]} for node in NODES}
     healthy["n3"] = {"matmul_seconds": [0.0019, 0.00245]}
-    assert choose(archive, tmp_path, 4, **healthy).returncode == 0
+    assert chosen(tmp_path, 4, **healthy)
     assert record(tmp_path)["bad"] == {}
 
 
@@ -273,37 +264,35 @@ def port(gigabits: float, state: str = "4: ACTIVE") -> dict[str, Any]:
         ({"mlx5_0/1": port(400)}, "mlx5_1/1 is not there; on others 400 Gb/s"),
     ],
 )
-def test_a_network_port_that_is_worse_than_on_other_nodes(
-    archive: Path, tmp_path: Path, ports: dict[str, Any], why: str
-) -> None:
+def test_a_network_port_that_is_worse_than_on_other_nodes(tmp_path: Path, ports: dict[str, Any], why: str) -> None:
     """The third port is down everywhere: nobody has put a cable into it."""
     unused = {"mlx5_2/1": port(0, "1: DOWN")}
     markers: dict[str, Any] = {n: {"ports": {"mlx5_0/1": port(400), "mlx5_1/1": port(400), **unused}} for n in NODES}
     markers["n2"] = {"ports": {**ports, **unused}}
-    assert choose(archive, tmp_path, 3, **markers).stdout.split() == ["n1", "n3", "n4"]
+    assert chosen(tmp_path, 3, **markers) == ["n1", "n3", "n4"]
     assert why in record(tmp_path)["bad"]["n2"]
     assert record(tmp_path)["warnings"] == []
 
 
-def test_of_two_nodes_a_slower_port_is_a_warning(archive: Path, tmp_path: Path) -> None:
+def test_of_two_nodes_a_slower_port_is_a_warning(tmp_path: Path) -> None:
     two = {"ports": {"mlx5_0/1": port(400), "mlx5_1/1": port(200)}}
-    done = choose(archive, tmp_path, 2, n1=two, n2=two, n3=None, n4=None)
-    assert done.stdout.split() == ["n1", "n2"]
+    assert chosen(tmp_path, 2, n1=two, n2=two, n3=None, n4=None) == ["n1", "n2"]
     assert record(tmp_path)["warnings"] == [
         f"network port mlx5_1/1 of {node} runs at 200 Gb/s; its fastest 400 Gb/s" for node in ("n1", "n2")
     ]
 
 
-def test_what_one_node_lacks_is_its_fault_and_what_all_lack_is_the_sites(archive: Path, tmp_path: Path) -> None:
+def test_what_one_node_lacks_is_its_fault_and_what_all_lack_is_the_sites(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     limit = {"locked memory": "lets a process lock 64 KiB of memory; set LimitMEMLOCK=infinity for slurmd"}
     mount = {"storage /data": "/data: does not answer within 10 s"}
     markers: dict[str, Any] = {node: {"problems": limit} for node in NODES}
     markers["n4"] = {"problems": {**limit, **mount}}
-    done = choose(archive, tmp_path, 3, **markers)
-    assert done.stdout.split() == ["n1", "n2", "n3"]
+    assert chosen(tmp_path, 3, **markers) == ["n1", "n2", "n3"]
     assert record(tmp_path)["bad"] == {"n4": "/data: does not answer within 10 s"}
     assert record(tmp_path)["warnings"] == [f"every node {limit['locked memory']}"]
-    assert "preflight: warning: every node lets a process lock 64 KiB" in done.stderr
+    assert "preflight: warning: every node lets a process lock 64 KiB" in capfd.readouterr().err
 
 
 class CountingRelay(socketserver.ThreadingTCPServer):
@@ -357,8 +346,7 @@ def test_three_nodes_meet_over_one_connection_each_and_the_one_whose_storage_han
             _, stderr = trial.communicate(timeout=300)
             assert trial.returncode == 0, stderr
         assert relay.count == 2  # of four processes on the two nodes that come from elsewhere
-    done = run_archive(cpu_node.archive, "choose", *cpu_node.place, "--nodes", "2", stdin="\n".join(names))
-    assert (done.returncode, done.stdout.split()) == (0, ["n1", "n3"]), done.stderr
+    assert choose(cpu_node.run_directory, ATTEMPT, names, 2) == ["n1", "n3"]
     result = json.loads((cpu_node.attempt_directory / "preflight.json").read_text())
     assert list(result["bad"]) == ["n2"]
     assert "hangs: does not answer within 10 s" in result["bad"]["n2"]

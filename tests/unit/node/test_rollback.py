@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from test_begin import Run
 
 from llmlaunch.node.rollback import BadLoss, _skip, bad_loss_of
-from support.node_rig import NodeRig
 
 ROLLBACK = {"action": "rollback", "spike": False, "skip_batches": 20, "times": 2}
 
 
 @pytest.fixture
-def run(cpu_node: NodeRig, tmp_path: Any) -> Run:
-    return Run(cpu_node, tmp_path)
+def run(tmp_path: Any) -> Run:
+    return Run(tmp_path)
 
 
 def goes_bad(run: Run, since: int, good: int, attempt: str = "7.0", from_step: int = 0, kind: str = "spike") -> None:
@@ -49,7 +48,7 @@ def test_after_a_spike_it_goes_back_a_hundred_steps_and_leaves_out_the_batches_a
     for step in (300, 400, 500):
         run.save(step)
     goes_bad(run, since=451, good=450)
-    assert run.first_step("7.1", "--layout", ".") == 300  # 400 is only 50 steps before
+    assert run.first_step("7.1", ".") == 300  # 400 is only 50 steps before
     assert run.tracker.read_text() == "step-300"
     assert names(run) == ["step-300", "step-400.bad-loss", "step-500.bad-loss"]
     assert skipped(run, "7.1") == list(range(441, 461))
@@ -64,7 +63,7 @@ def test_after_nan_the_newest_before_the_bad_step_serves(run: Run) -> None:
     for step in (300, 400, 500):
         run.save(step)
     goes_bad(run, since=451, good=450, kind="not_finite")
-    assert run.first_step("7.1", "--layout", ".") == 400
+    assert run.first_step("7.1", ".") == 400
     assert names(run) == ["step-300", "step-400", "step-500.bad-loss"]
     assert skipped(run, "7.1") == list(range(441, 461))
 
@@ -74,11 +73,11 @@ def test_nan_near_the_step_of_an_earlier_rollback_goes_back_further(run: Run) ->
     for step in (300, 400):
         run.save(step)
     goes_bad(run, since=451, good=450, kind="not_finite")
-    assert run.first_step("7.1", "--layout", ".") == 400
+    assert run.first_step("7.1", ".") == 400
     status = '{"attempt": "7.1", "state": "failed", "exit_code": 1, "cause": %s}'
     cause = '{"kind": "bad_loss", "source": "watchdog", "numbers": {"since_step": 471, "good_step": 470}}'
     (run.folder / "attempts" / "7.1" / "status.json").write_text(status % cause)
-    assert run.first_step("7.2", "--layout", ".") == 300
+    assert run.first_step("7.2", ".") == 300
 
 
 def test_the_newest_before_a_spike_serves_where_none_is_older(run: Run) -> None:
@@ -86,7 +85,7 @@ def test_the_newest_before_a_spike_serves_where_none_is_older(run: Run) -> None:
     run.save(440)
     run.save(460)
     goes_bad(run, since=451, good=450)
-    assert run.first_step("7.1", "--layout", ".") == 440
+    assert run.first_step("7.1", ".") == 440
     assert skipped(run, "7.1") == list(range(441, 461))
 
 
@@ -96,7 +95,7 @@ def test_a_loss_that_is_bad_on_a_second_gpu_too_is_rolled_back(run: Run) -> None
     for step in (300, 450):
         run.save(step)
     run.failed("7.1", from_step=450, cause={"kind": "unexpected_result"}, next={"action": "rollback"}, tracker_step=450)
-    assert run.first_step("7.2", "--layout", ".") == 450
+    assert run.first_step("7.2", ".") == 450
     assert names(run) == ["step-300", "step-450"]
     assert skipped(run, "7.2") == list(range(451, 471))
 
@@ -105,7 +104,7 @@ def test_between_two_logged_steps_all_that_may_be_bad_is_left_out(run: Run) -> N
     describe(run, skip_batches=10)
     run.save(300)
     goes_bad(run, since=500, good=400)  # log_interval: 100
-    run.begin("7.1", "--layout", ".")
+    run.begin("7.1", ".")
     assert skipped(run, "7.1") == list(range(396, 501))
 
 
@@ -116,7 +115,7 @@ def test_a_checkpoint_that_is_torn_is_passed_by(run: Run) -> None:
     (run.tracker.parent / "step-300" / "mp_rank_00_model_states.pt").write_bytes(b"PK\x03\x04 torn")
     run.save(500)
     goes_bad(run, since=451, good=450)
-    assert run.first_step("7.1", "--layout", ".") == 200
+    assert run.first_step("7.1", ".") == 200
 
 
 def test_stop_goes_on_from_before_when_a_person_resumes_it_and_leaves_nothing_out(run: Run) -> None:
@@ -156,7 +155,7 @@ def test_what_was_left_out_once_is_left_out_again_after_any_other_end(run: Run) 
     describe(run)
     run.save(300)
     goes_bad(run, since=451, good=450)
-    run.begin("7.1", "--layout", ".")
+    run.begin("7.1", ".")
     (run.folder / "attempts" / "7.1" / "status.json").write_text(
         '{"attempt": "7.1", "state": "failed", "exit_code": 1, "cause": {"kind": "nccl"}}'
     )
@@ -171,11 +170,11 @@ def test_a_second_rollback_leaves_out_both(run: Run) -> None:
     describe(run)
     run.save(300)
     goes_bad(run, since=451, good=450)
-    run.begin("7.1", "--layout", ".")
+    run.begin("7.1", ".")
     status = '{"attempt": "7.1", "state": "failed", "exit_code": 1, "cause": %s}'
     cause = '{"kind": "bad_loss", "source": "watchdog", "numbers": {"since_step": 471, "good_step": 470}}'
     (run.folder / "attempts" / "7.1" / "status.json").write_text(status % cause)
-    run.begin("7.2", "--layout", ".")
+    run.begin("7.2", ".")
     assert run.record("7.2")["skips"] == [[441, 460], [461, 480]]
     assert skipped(run, "7.2") == list(range(441, 481))
 
@@ -187,12 +186,12 @@ def test_checkpoints_set_aside_twice_keep_both(run: Run) -> None:
         run.save(500)
         if attempt == "7.0":
             goes_bad(run, since=451, good=450)
-            run.begin("7.1", "--layout", ".")
+            run.begin("7.1", ".")
     cause = '{"kind": "bad_loss", "source": "watchdog", "numbers": {"since_step": 481, "good_step": 480}}'
     (run.folder / "attempts" / "7.1" / "status.json").write_text(
         f'{{"attempt": "7.1", "state": "failed", "exit_code": 1, "cause": {cause}}}'
     )
-    run.begin("7.2", "--layout", ".")
+    run.begin("7.2", ".")
     assert names(run) == ["step-300", "step-500.bad-loss", "step-500.bad-loss.2"]
 
 
@@ -239,7 +238,7 @@ def test_a_checkpoint_that_does_not_stay_serves_after_nan_alone(run: Run, kind: 
     (place / "non_persistent" / tracker).write_text("460")
     run.tracker.write_text("460")  # what goes_bad reads
     goes_bad(run, since=451, good=450, kind=kind)
-    assert run.first_step("7.1", "--layout", ".") == step
+    assert run.first_step("7.1", ".") == step
     left = {path.name for path in (place / "non_persistent").glob("iter_*")}
     assert left == ({"iter_0000000", "iter_00000000"} if step == 300 else {"iter_0000340", "iter_0000000"})
     named = place / "non_persistent" / tracker

@@ -107,11 +107,9 @@ def test_the_last_word_of_a_job_that_lost_a_node_names_the_fewer_ones(cpu_node: 
     cpu_node.write_attempt("progress.json", {"step": 40})
     cpu_node.write_attempt(f"causes/{NODE}.json", {"kind": "ecc", "node": NODE, "line": "Xid 48", "sick": True})
     cpu_node.rank("sh", "-c", "exit 1", rank=0).wait()
-    finish = cpu_node.start_finish(2, 1, "--wait", "0", "--within")
-    stdout, stderr = finish.communicate(f"{NODE}\nnode2\n", timeout=60)
-    assert stdout.splitlines()[-1] == "next restart 0 node2", stderr
-    follows = cpu_node.status()["next"]
-    assert (follows["layout"], follows["nodes"]) == ("nodes/1", ["node2"])
+    _, status, stderr = cpu_node.finish(2, 1, pool=(NODE, "node2"))
+    follows = status["next"]
+    assert (follows["action"], follows["layout"], follows["nodes"]) == ("restart", "nodes/1", ["node2"]), stderr
     assert "on 1 of 2 nodes (nodes.at_least), 1 more idle; a step takes 64 s in place of 4" in stderr
 
 
@@ -121,6 +119,4 @@ def test_where_too_few_nodes_passed_the_preflight_the_job_script_ends_and_nothin
     cpu_node.write("run.json", {"schema": 1, **described(1, full=2)})
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": [NODE, "node2"], "started_at": 1.0})
     cpu_node.write_attempt("preflight.json", {"nodes": [], "bad": {"node2": "GPU 3 is slow"}})
-    finish = cpu_node.start_finish(2, 3, "--wait", "0", "--within")
-    stdout, _ = finish.communicate(f"{NODE}\nnode2\n", timeout=60)
-    assert "restart" not in stdout.splitlines()[-1]
+    assert cpu_node.finish(2, 3, pool=(NODE, "node2"))[1]["next"]["action"] != "restart"

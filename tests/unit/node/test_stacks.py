@@ -98,12 +98,10 @@ def test_what_the_trainer_starts_itself_has_no_such_handler(node: NodeRig, tmp_p
     assert caught == [1, 0]
 
 
-def test_where_no_file_can_be_made_the_stacks_go_to_the_log(
-    node: NodeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(STACKS_VARIABLE, "of another")
-    RankStacks(node.attempt_directory, "node1", 0, tmp_path / "gone").close()
-    hook = {"PYTHONPATH": str(node.run_directory / "hook"), STACKS_VARIABLE: os.environ[STACKS_VARIABLE]}
+def test_where_no_file_can_be_made_the_stacks_go_to_the_log(node: NodeRig, tmp_path: Path) -> None:
+    stacks = RankStacks(node.attempt_directory, "node1", 0, tmp_path / "gone")
+    stacks.close()
+    hook = {"PYTHONPATH": str(node.run_directory / "hook"), STACKS_VARIABLE: stacks.variable}
     command = [sys.executable, "-c", HANGS_IN_C]
     trainer = subprocess.Popen(command, env=node.environment(**hook), stdout=PIPE, stderr=PIPE, text=True)
     assert trainer.stdout is not None
@@ -138,9 +136,9 @@ def test_the_sitecustomize_of_the_site_runs_as_without_the_hook(node: NodeRig, t
 def test_one_that_fails_is_reported_by_python_and_the_trainer_goes_on(node: NodeRig, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('the site is broken')\n")
     wrapper = node.rank(sys.executable, "-c", "print('trains')", PYTHONPATH=str(tmp_path))
-    stdout, stderr = wrapper.communicate()
-    assert (stdout, wrapper.returncode) == ("trains\n", 0)
-    assert "the site is broken" in stderr
+    stdout, _ = wrapper.communicate()
+    assert (stdout.splitlines()[-1], wrapper.returncode) == ("trains", 0)
+    assert "the site is broken" in stdout
 
 
 def test_the_flight_recorders_pipe_is_written_to(node: NodeRig, tmp_path: Path) -> None:

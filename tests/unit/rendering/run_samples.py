@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe, Restart
 from llmlaunch.rehearsal.job_alone import JobAlone
 from llmlaunch.rehearsal.on_gpu import LoneRank, lone_rank
-from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.scripts import job_script
 
 LINK = Link(bytes_per_second=1e11, latency_seconds=5e-6)
@@ -272,29 +269,7 @@ def outside_slurm(*prefixes: str, **more: str) -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if not name.startswith(left_out)}, **more}
 
 
-def train_variables(run: Path, python: Path, **more: str) -> dict[str, str]:
-    """Return what job.sbatch sets for train.sh on a node by itself."""
-    place = {"LLMLAUNCH_RUN_DIR": str(run), "LLMLAUNCH_ATTEMPT": "1.0", "LLMLAUNCH_NODES": "1"}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    return {"LLMLAUNCH_PYTHON": str(python), **place, **meeting, **more}
-
-
 def write_program(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
-
-
-def train_alone(
-    folder: Path, of: Recipe, environment: dict[str, str], before: Callable[[], None] | None = None
-) -> tuple[Path, str]:
-    """Render `of` as folder/run and run its train.sh, which must end well; return the run directory and the log."""
-    _, planned, rendered = deepspeed_cpu()
-    run = folder / "run"
-    render_run(of, planned, {"recipe": of.name}, replace(rendered, environment={}), run)
-    command = ["bash", str(run / "train.sh")]
-    process = subprocess.run(
-        command, env=environment, preexec_fn=before, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    return run, process.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.rendering.provenance import gather_provenance
 from llmlaunch.rendering.run_directory import run_files
 from support.json_schemas import validate
+from support.rendered_jobs import shown_words
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "arguments.schema.json"
 RECIPE = """\
@@ -74,11 +74,9 @@ def gallery(request: pytest.FixtureRequest) -> dict[str, bytes]:
 
 
 def started_and_explained(files: dict[str, bytes]) -> tuple[list[str], list[str]]:
-    """The words of the program in train.sh, where scripts of ours are the node's own copies, and of arguments.json."""
-    script = files["train.sh"].decode()
-    (program,) = re.findall(r'^program=\("\$python" (.*?)\)$', script, re.MULTILINE | re.DOTALL)
-    words = shlex.split(program.replace("${node_files}", "${LLMLAUNCH_RUN_DIR}"))
-    arguments = [re.sub(r"^\$\{(\w+)\}", r"$\1", argument) for argument in words]
+    """The words of command.txt, where scripts of ours are the node's own copies, and of arguments.json."""
+    words = shown_words(files["command.txt"])
+    arguments = [word.replace("$LLMLAUNCH_NODE_FILES", "$LLMLAUNCH_RUN_DIR") for word in words]
     document = json.loads(files["arguments.json"])
     explained = list(document["program"])
     for entry in document["entries"]:
@@ -107,10 +105,7 @@ def test_it_is_what_its_schema_says(gallery: dict[str, bytes]) -> None:
 
 
 def test_every_exported_variable_and_every_directive_is_there(gallery: dict[str, bytes]) -> None:
-    exported = re.findall(r"^export ([A-Z_]+)=['\w]", gallery["train.sh"].decode(), re.MULTILINE)
-    assert set(exported) == set(entries(gallery, "variable")) | {"LLMLAUNCH_NODE", "LLMLAUNCH_NODE_RANK"} & set(
-        exported
-    )
+    assert set(json.loads(gallery["run.json"])["launch"]["environment"]) == set(entries(gallery, "variable"))
     directives = re.findall(r"^#SBATCH (--[a-z-]+)", gallery["job.sbatch"].decode(), re.MULTILINE)
     assert directives == list(entries(gallery, "directive"))
 

@@ -31,15 +31,23 @@ from run_samples import (
     tracked_job,
     tried_first,
 )
+from run_samples import (
+    plan as plan_of,
+)
 
 from llmlaunch.calibration.records import problem
 from llmlaunch.cluster.profile import Site
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Code, MonitorPolicy
+from llmlaunch.rendering.launch import command_text
 from llmlaunch.rendering.provenance import Provenance
 from llmlaunch.rendering.run_directory import render_run, run_files
-from llmlaunch.rendering.scripts import job_script
+from llmlaunch.rendering.scripts import job_json, job_script
 from support.golden import assert_golden
+from support.recipes import recipe_of
+from support.rendered_jobs import shown_words
 
 NOTHING_RECORDED = Provenance(code={})
 PROBE, HOOK = "hook/llmlaunch_memory_probe.py", "hook/sitecustomize.py"
@@ -64,15 +72,20 @@ def files_of(name: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("script", ["job.sbatch", "train.sh"])
-def test_scripts_are_the_golden_ones(name: str, script: str) -> None:
-    assert_golden(name, script, files_of(name)[script].decode())
+def test_scripts_are_the_golden_ones(name: str) -> None:
+    assert_golden(name, "job.sbatch", files_of(name)["job.sbatch"].decode())
+
+
+def test_the_command_is_the_golden_one() -> None:
+    of = recipe_of("llama3-70b", "backend.path=/opt/megatron")
+    layout = Layout(tensor=8, pipeline=4, data=of.world_size // 32, sequence_parallel=1, zero_stage=1)
+    rendered = backend_for(of).render(of, layout)
+    assert_golden("llama3-70b", "command.txt", command_text(of, rendered, None))
 
 
 @pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("script", ["job.sbatch", "train.sh"])
-def test_bash_accepts_every_script(name: str, script: str) -> None:
-    done = subprocess.run(["bash", "-n"], input=files_of(name)[script], capture_output=True)
+def test_bash_accepts_every_script(name: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=files_of(name)["job.sbatch"], capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -105,7 +118,7 @@ def test_a_rendered_directory_holds_those_bytes_for_its_owner_alone(tmp_path: Pa
     assert {"ds_config.json", "trainer/train.py", "node.pyz", "run.json", "code.json"} <= set(first)
     assert all((tmp_path / "one" / folder).is_dir() for folder in ("logs", "peaks", "attempts"))
     for path in [tmp_path / "one", *(tmp_path / "one").rglob("*")]:
-        executable = path.is_dir() or path.name in ("job.sbatch", "train.sh")
+        executable = path.is_dir() or path.name == "job.sbatch"
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if executable else 0o600), path
 
 
@@ -155,8 +168,9 @@ def test_a_backend_cannot_write_over_or_out_of_the_run(name: str) -> None:
     ],
 )
 def test_values_no_job_script_can_hold_are_refused_with_file_and_key(changes, message: str) -> None:
+    of = recipe(**changes)
     with pytest.raises(UserError, match=message):
-        script_of(recipe(**changes))
+        _ = script_of(of), job_json(of, plan_of(of, Layout()), prepares=False)
 
 
 def test_cpus_are_asked_for_in_one_form_only() -> None:
@@ -274,7 +288,8 @@ def test_a_snapshot_is_what_runs(tmp_path: Path) -> None:
     render_run(of, plan, {}, rendered, tmp_path / "run")
     assert (tmp_path / "run" / "code" / "train.py").read_text() == "print('old')\n"
     assert (tmp_path / "run" / "code" / "pkg" / "run.sh").stat().st_mode & 0o777 == 0o700
-    script = (tmp_path / "run" / "train.sh").read_text()
-    assert f'program=("$python" "${{LLMLAUNCH_RUN_DIR}}"/code/train.py {source}-other/x)' in script
-    assert 'export CONFIGS="${LLMLAUNCH_RUN_DIR}"/code/pkg' in script
-    assert str(source) + "/" not in script
+    words = shown_words((tmp_path / "run" / "command.txt").read_bytes())
+    assert words == ["$LLMLAUNCH_RUN_DIR/code/train.py", f"{source}-other/x"]
+    launch = json.loads((tmp_path / "run" / "run.json").read_bytes())["launch"]
+    assert launch["environment"]["CONFIGS"] == {"variable": "LLMLAUNCH_RUN_DIR", "suffix": "/code/pkg"}
+    assert launch["python_path"][-1] == {"variable": "LLMLAUNCH_RUN_DIR", "suffix": "/code"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -22,21 +21,18 @@ from llmlaunch.rendering.run_json import _checkpoint, _restart, placement_json
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.rundir.peak_account import pipeline_rank_of
 from support.recipes import recipe_of
+from support.rendered_jobs import shown_words
 
 RECIPE = megatron_70b()[0]
 LAYERS = RECIPE.model.num_layers
 
 
 @pytest.mark.parametrize("split", [(20, 21, 20, 19), (10, 10, 10, 10, 10, 10, 11, 9)])
-def test_the_shell_hands_a_written_layout_on_as_one_word(split: tuple[int, ...]) -> None:
+def test_a_written_layout_is_handed_on_as_one_word(split: tuple[int, ...]) -> None:
     layout = Layout(8, 4, len(split) // 4, data=16, sequence_parallel=1, zero_stage=1, layers_by_stage=split)
     rendered = MegatronLM().render(RECIPE, layout)
     files = run_files(RECIPE, plan(RECIPE, layout), {"recipe": RECIPE.name}, rendered, Provenance(code={}))
-    word = written_layout(split)
-    line = next(line for line in files["train.sh"].decode().splitlines() if line.startswith("program="))
-    say = f'MEGATRON_LM_PATH=/opt\n{line}\nprintf "%s\\n" "${{program[@]}}"'
-    printed = subprocess.run(["bash", "-c", say], capture_output=True, text=True, check=True).stdout
-    assert word in printed.splitlines()
+    assert written_layout(split) in shown_words(files["command.txt"])
 
 
 def directives(of: Recipe) -> list[str]:
@@ -69,7 +65,7 @@ def test_only_jobs_of_several_nodes_that_leave_the_order_open_have_it() -> None:
             changed = replace(of, placement=placement)
             files = run_files(changed, planned, {}, rendered, gather_provenance(changed))
             assert ("placement.json" in files) == (there and placement == "auto")
-            assert (b"node.pyz place" in files["job.sbatch"]) == (there and placement == "auto")
+            assert json.loads(files["run.json"])["job"]["is_placed"] == (there and placement == "auto")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,7 @@ def test_the_recipe_has_the_last_word_on_switches() -> None:
 
 LONE = rank_by_itself()
 FILES = run_files(LONE.recipe, LONE.plan, {}, LONE.rendered, Provenance(code={}), LONE.described)
-JOB, TRAIN = FILES["job.sbatch"].decode(), FILES["train.sh"].decode()
+JOB = FILES["job.sbatch"].decode()
 
 
 def lone_directives() -> dict[str, str]:
@@ -138,11 +134,12 @@ def test_it_tries_no_nodes_prepares_nothing_and_does_not_come_back() -> None:
     assert (LONE.described["restart"], LONE.described["checkpoint"], LONE.described["fallbacks"]) == (None, None, [])
 
 
-def test_one_process_is_started_with_the_rank_s_place_and_no_torchrun() -> None:
-    assert "torch.distributed.run" not in TRAIN
-    assert all(f"export {line}" in TRAIN for line in ("RANK=384", "WORLD_SIZE=512", "LOCAL_RANK=0"))
-    assert 'exec "${program[@]}"' in TRAIN
-    assert '"${node_files}"/trainer/rank_alone.py "${MEGATRON_LM_PATH}"/pretrain_gpt.py' in TRAIN
+def test_one_process_is_started_with_the_rank_s_place() -> None:
+    launch = json.loads(FILES["run.json"])["launch"]
+    assert launch["by_itself"]
+    assert launch["environment"].items() >= {"RANK": "384", "WORLD_SIZE": "512", "LOCAL_RANK": "0"}.items()
+    words = shown_words(FILES["command.txt"])
+    assert words[:2] == ["$LLMLAUNCH_NODE_FILES/trainer/rank_alone.py", "$MEGATRON_LM_PATH/pretrain_gpt.py"]
 
 
 def test_torch_s_own_peaks_are_always_written_down() -> None:

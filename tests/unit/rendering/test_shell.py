@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 
@@ -151,7 +152,7 @@ def test_undefined_names_and_ways_out_of_the_sandbox_render_nothing(tmp_path, mo
             render_template("bad.j2", {})
 
 
-@pytest.mark.parametrize("name", ["array.sbatch.j2", "job.sbatch.j2", "train.sh.j2"])
+@pytest.mark.parametrize("name", ["array.sbatch.j2", "job.sbatch.j2"])
 def test_expressions_of_the_shipped_templates_stand_at_word_positions(name: str) -> None:
     assert misplaced_expressions(asset("templates", name).read_text()) == []
 
@@ -168,6 +169,7 @@ def misplaced_expressions(template: str) -> list[str]:
     """Expressions inside quotes or comments, or glued to other text, where quoting does not do what it says.
 
     Reads quotes and comments as bash does outside here-documents, which the shipped templates do not use."""
+    template = re.sub(r"{% raw %}.*?{% endraw %}", "", template, flags=re.DOTALL)
     misplaced, quote, comment, at = [], "", False, 0
     while at < len(template):
         rest = template[at:]

@@ -4,12 +4,13 @@ which each framework is told of W&B and TensorBoard."""
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_samples import deepspeed_cpu, outside_slurm, recipe, tracked_job, train_variables, write_program
+from run_samples import deepspeed_cpu, outside_slurm, recipe, tracked_job
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
@@ -18,6 +19,7 @@ from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.layout import Layout
+from llmlaunch.node.node_environment import export_tracking
 from llmlaunch.recipe.sections import Tracking, WandbRun
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_directory import render_run
@@ -28,15 +30,7 @@ from support.wandb_files import read_back
 WANDB = "tracking={wandb: {project: ours, entity: team, mode: offline}, tensorboard: /tb}"
 ALONE = "tracking={wandb: {project: ours}}"
 
-# Stands for torch and torchrun: a trainer that calls wandb.init as Megatron-LM and DeepSpeed do, without an id.
-PYTHON = """\
-#!/bin/bash
-case "$*" in
-  *torch.distributed.run*) exec {python} {trainer} ;;
-  *find_spec*) exit 0 ;;
-  *) exec {python} "$@" ;;
-esac
-"""
+# As Megatron-LM and DeepSpeed do, without an id.
 TRAINER = """\
 import wandb
 run = wandb.init(project="ours", config={"learning_rate": 0.1})
@@ -45,17 +39,16 @@ run.finish()
 """
 
 
-def attempt(folder: Path, run: Path, name: str) -> dict[str, object]:
-    """Start train.sh of a run directory as job.sbatch does; return what wandb wrote."""
-    import subprocess
-
-    trainer = folder / "trainer.py"
-    trainer.write_text(TRAINER)
-    python = write_program(folder / "python", PYTHON.format(python=sys.executable, trainer=trainer))
-    variables = outside_slurm("WANDB", **train_variables(run, python)) | {"LLMLAUNCH_ATTEMPT": name}
+def attempt(run: Path) -> dict[str, object]:
+    """Start a trainer with what a node exports of W&B; return what wandb wrote."""
+    environment = outside_slurm("WANDB")
+    export_tracking(json.loads((run / "run.json").read_bytes())["launch"], run, run, environment)
+    environment |= {"WANDB_MODE": "offline"}
     before = set(run.glob("wandb/offline-run-*"))
-    command = ["bash", str(run / "train.sh")]
-    process = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", TRAINER]
+    process = subprocess.run(
+        command, cwd=run, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert process.returncode == 0, process.stdout + process.stderr
     (written,) = set(run.glob("wandb/offline-run-*")) - before
     return read_back(written)
@@ -72,8 +65,8 @@ def test_every_attempt_goes_on_with_one_run_that_has_the_prediction_as_configura
         run,
     )
     (run / "run.id").write_text("ti.ny-20260101T000000Z-0001\n")
-    for name in ("1.0", "1.1"):
-        contents = attempt(tmp_path, run, name)
+    for _ in range(2):
+        contents = attempt(run)
         assert (contents["id"], contents["project"]) == ("ti-ny-20260101T000000Z-0001", "ours")
         assert contents["name"] == "ti.ny-20260101T000000Z-0001"
         config = contents["config"]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.calibration.records import TABLES, read_records
+from llmlaunch.calibration.records import read_records
 from llmlaunch.calibration.stated.completion import DEFAULTS, defaults_of, with_defaults
+from llmlaunch.frameworks.recorded import TABLES
 from validation.cases import case_of
 from validation.scoring import score
 

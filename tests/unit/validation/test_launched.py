@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.calibration.records import TABLES, read_records
+from llmlaunch.calibration.records import read_records
 from llmlaunch.calibration.stated.trainers import TRAINERS, UNREAD, Unread
-from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
+from llmlaunch.frameworks.recorded import RECORDED_TRAINERS, TABLES
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from validation.cases import case_of
 from validation.scoring import score

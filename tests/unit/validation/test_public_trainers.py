@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from llmlaunch.accuracy.summary import families
-from llmlaunch.calibration.records import TABLES, read_records
+from llmlaunch.calibration.records import read_records
 from llmlaunch.calibration.stated.trainers import Unread
+from llmlaunch.frameworks.recorded import TABLES
 from llmlaunch.memory.estimator import estimate
 from validation.cases import case_of
 from validation.defaults import PUBLIC_DEFAULTS

@@ -50,7 +50,7 @@ class ComparableRun:
     it."""
 
     score: Score
-    backend: str  # a value of calibration.records.TABLES
+    backend: str  # a value of frameworks.recorded.TABLES
     accelerator: str
     job: str  # equal for runs a planner would have chosen between
     tokens_per_second_per_gpu: float | None  # predicted

@@ -212,7 +212,7 @@ class PlannedRun:
         """Return job.sbatch. Raises UserError for a recipe value that no directive or shell word can hold."""
         from llmlaunch.rendering.scripts import job_script
 
-        return job_script(self.recipe, self.plan, self._prepares)
+        return job_script(self.recipe, self.plan)
 
     @property
     def _prepares(self) -> bool:

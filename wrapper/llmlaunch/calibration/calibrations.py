@@ -105,7 +105,7 @@ class Calibration(Generic[Learned]):
 
     quantity: Quantity[Learned]
     id: str
-    backend: str  # a value of calibration.records.TABLES
+    backend: str  # a value of frameworks.recorded.TABLES
     accelerator: str  # of step times: with the kind of models and the machine, in words (`TimeClass.key`)
     made_at: float  # unix seconds
     llmlaunch: str  # version

@@ -44,8 +44,8 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
-from llmlaunch.calibration.records import TABLES
 from llmlaunch.frameworks.argument import expands_segments
+from llmlaunch.frameworks.recorded import TABLES
 from llmlaunch.frameworks.registry import recorded_name
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
@@ -179,7 +179,7 @@ def _exact(risk: float) -> Fraction:
 
 @dataclass(frozen=True)
 class JobClass:
-    """What jobs are compared by. `backend` is a value of `calibration.records.TABLES`; `narrow` says that linear layers
+    """What jobs are compared by. `backend` is a value of `frameworks.recorded.TABLES`; `narrow` says that linear layers
     multiply in 8 or 4 bits; `capability` is the compute capability of the card, None where it is not known.
 
     `whole_segments` says that torch's segments do not expand where those of the measured runs did. What that adds is

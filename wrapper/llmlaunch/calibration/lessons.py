@@ -28,8 +28,8 @@ from llmlaunch.calibration.evidence import (
     scores_of_best_kind,
     upper_ratio,
 )
-from llmlaunch.calibration.records import minor
 from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
+from llmlaunch.frameworks.framework_version import minor
 from llmlaunch.layout import Layout
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.rundir.values import counted

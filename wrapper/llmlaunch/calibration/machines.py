@@ -8,12 +8,12 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.calibration.records import Record, machine_of
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.frozen import frozen
 from llmlaunch.units import GB
 
 if TYPE_CHECKING:
+    from llmlaunch.calibration.records import Record
     from llmlaunch.cluster.matrix import BandwidthMatrix
 
 
@@ -42,6 +42,8 @@ def recorded_machine(record: Record, clusters: Mapping[str, Cluster]) -> Cluster
     """Return the machine of a record: the one of its card, as the record describes it; None for an unknown card.
     `clusters` are machines by accelerator (`cluster.cards.machines`). Raises KeyError, TypeError or ValueError for a
     description that is none."""
+    from llmlaunch.calibration.records import machine_of
+
     known, machine = machine_of(record, clusters), record.get("machine")
     if known is None or machine is None:
         return known
@@ -62,7 +64,7 @@ def timed_machine(record: Record, cluster: Cluster) -> Cluster:
 
 @frozen
 class TimeClass:
-    """What step times are compared by: a backend (a value of `calibration.records.TABLES`), dense or mixture, and the
+    """What step times are compared by: a backend (a value of `frameworks.recorded.TABLES`), dense or mixture, and the
     machine: its accelerator, the devices of its nodes and NVLink domains, and the speeds of its links. The name of a
     profile does not matter."""
 

@@ -4,7 +4,6 @@ other runs. Everything here is told from the record alone, before it is priced."
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
+from llmlaunch.frameworks.recorded import TABLES
 from llmlaunch.rundir.foreign_values import MOST_WHOLE, is_deeper_than, number_in
 from llmlaunch.rundir.regular_files import read_bytes
 from llmlaunch.rundir.values import shortened, to_type
@@ -79,9 +78,6 @@ class MeasurementRecord(TypedDict, total=False):
 
 Record = Mapping[str, Any]
 """A measurement record as it is read: the store takes over any JSON object with an id."""
-
-TABLES = {name: trainer.table for name, trainer in RECORDED_TRAINERS.items()}
-"""The fact table of each backend that is priced. Runs of backends that share a table say something of one another."""
 
 SECTIONS = ("model", "parallelism", "optimizer", "recompute", "precision", "implementation")
 OF_RECIPE = ("recipe", "layout")
@@ -302,9 +298,3 @@ def _shared_its_card(record: Record) -> bool:
 def _observed(record: Record) -> Record:
     observed = record.get("observed")
     return observed if isinstance(observed, Mapping) else {}
-
-
-def minor(version: str | None) -> tuple[int, int] | None:
-    """Return (0, 19) for "0.19.2", "v0.19" or "core_v0.19.0", and None for a commit or a phrase."""
-    match = re.fullmatch(r"(?:core_)?v?(\d+)\.(\d+)(?:[.+a-z\d-].*)?", version.strip()) if version else None
-    return (int(match[1]), int(match[2])) if match else None

@@ -10,9 +10,8 @@ import json
 from functools import cache
 from pathlib import Path
 
-from llmlaunch.calibration.records import TABLES
 from llmlaunch.cluster.profile import Accelerator
-from llmlaunch.frameworks.recorded import RECORDED_TRAINERS
+from llmlaunch.frameworks.recorded import RECORDED_TRAINERS, TABLES
 from llmlaunch.frozen import frozen
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
@@ -36,7 +35,7 @@ OF_EVEN_TOKENS = ", their tokens forced into equal shares for all experts"
 @frozen
 class JobKind:
     """The properties of a run by which measured step times apply to a job. `backend` is a value of
-    `calibration.records.TABLES` or the name of another trainer, `training` what is trained, and `model` the kind of
+    `frameworks.recorded.TABLES` or the name of another trainer, `training` what is trained, and `model` the kind of
     model: DENSE or MIXTURE, after what its layers have besides full attention ("Mamba-2 mixture")."""
 
     backend: str

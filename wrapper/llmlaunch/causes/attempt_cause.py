@@ -240,7 +240,7 @@ def _is_explained_by(best: Record, slurm: Record) -> bool:
 
 _SLURM = [(re.compile(pattern.expression), pattern.cause) for pattern in SLURM_PATTERNS]
 _NAMED = re.compile(r"error: Node failure on (\S{1,4096})")
-_LOG_OF = re.compile(r"^job\.sbatch: the log of this job is (.*)\.job\.log$", re.MULTILINE)
+_LOG_OF = re.compile(r"^job: the log of this job is (.*)\.job\.log$", re.MULTILINE)
 
 
 def slurm_end(text: str) -> tuple[str, str] | None:

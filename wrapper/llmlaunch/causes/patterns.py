@@ -365,7 +365,7 @@ NO_CAUSES = (
     (r"Runtime error during autotuning|Ignoring this choice", "torch 2.x, _inductor: it takes another kernel"),
     (r"^\+{1,9} ", "bash -x: a command, not what it said"),
     (r"\bRetrying \(Retry\(", "urllib3: it tries again"),
-    (r"^llmlaunch: |^(train\.sh on \S{1,200}|job\.sbatch): |^monitor: ", "our own files on a full disk"),
+    (r"^llmlaunch: |^job: |^monitor: ", "our own files on a full disk"),
 )
 
 # What a line that ends a traceback looks like, and what stands for one in programs of C++ and argparse.

@@ -45,7 +45,7 @@ def accuracy_command(
     Exit code 0. 2: a file is no measurements. 3: an estimate cannot be right, which is a bug of llmlaunch.
     """
     from llmlaunch.accuracy.scoring import refuse_broken, score_all
-    from llmlaunch.app.evidence import Corrections
+    from llmlaunch.app.corrections import Corrections
     from llmlaunch.app.stored_runs import whole_records
     from llmlaunch.calibration.records import read_records
     from llmlaunch.cluster.cards import machines

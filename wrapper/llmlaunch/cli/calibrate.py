@@ -87,7 +87,7 @@ def _next_steps(learning: Learning) -> Iterator[tuple[str, str]]:
 def list_command(backend: str | None, accelerator: str | None, as_json: bool) -> None:
     """List every calibration ever taken, the oldest first, and what is in use."""
     from llmlaunch.calibration.calibrations import MEMORY, TIME
-    from llmlaunch.calibration.records import TABLES
+    from llmlaunch.frameworks.recorded import TABLES
     from llmlaunch.store.calibrations import all_calibrations, key_of, uses
 
     calibrations: list[Calibration[Any]] = []
@@ -132,7 +132,7 @@ def show_command(calibration: str, as_json: bool) -> None:
 @JSON
 def use_command(calibration: str, backend: str | None, accelerator: str | None, as_json: bool) -> None:
     """Go back to an earlier calibration, or to none, neither of memory nor of step times. This is kept, too."""
-    from llmlaunch.calibration.records import TABLES
+    from llmlaunch.frameworks.recorded import TABLES
     from llmlaunch.store.calibrations import find_calibration, key_of, keys_in_use, use, use_of
 
     table = None if backend is None else TABLES.get(backend, backend)

@@ -33,15 +33,17 @@ def observe_command(directory: str | None, interval: float, archive: Path | None
     llmlaunch observe -- torchrun --nproc-per-node 8 train.py
     """
     from llmlaunch.node.observe import main
-    from llmlaunch.rendering.node_archive import node_archive
+    from llmlaunch.rendering.node_archive import OBSERVING, node_archive
 
     if archive is not None:
         from llmlaunch.rundir.files import replace_bytes
 
         if command:
             raise UserError("observe: --write-node-pyz runs nothing; leave out the command")
-        replace_bytes(archive, node_archive())
+        replace_bytes(archive, node_archive(OBSERVING))
         notify(f"{archive}: put `python3 {archive} observe --` in front of your launcher")
         return 0
     place = [] if directory is None else ["--dir", directory]
-    return main([*place, "--interval", str(interval), "--", *command], "llmlaunch observe", node_archive)
+    return main(
+        [*place, "--interval", str(interval), "--", *command], "llmlaunch observe", lambda: node_archive(OBSERVING)
+    )

@@ -287,7 +287,7 @@ def _show(run: PlannedRun, choice: LauncherChoice, request: _Request) -> int:
     if request.as_json:
         print_json({**run.json, "files": sorted(files)})
     elif request.full:
-        for name in ("job.sbatch", "train.sh", "ds_config.json"):
+        for name in ("job.sbatch", "command.txt", "ds_config.json"):
             if name in files:
                 say(f"===== {name}\n{files[name].decode()}")
         notify(

@@ -50,7 +50,7 @@ _SRUN = {
     **dict.fromkeys(
         (
             *("nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-tres", "tasks-per-node"),
-            *("output", "error", "open-mode", "export", "kill-on-bad-exit", "wait"),
+            *("output", "error", "input", "open-mode", "export", "kill-on-bad-exit", "wait"),
         ),
         _OF_THE_STEP,
     ),
@@ -61,7 +61,8 @@ _SRUN = {
         ),
         _NO_TRAINING,
     ),
-    "label": "a task number before every line would hide from llmlaunch what the trainers say",
+    "label": "a task number before every line would hide from llmlaunch what the nodes say",
+    "unbuffered": "lines of several nodes would mix; what the trainers print is in the log at once without it",
     "mpi": "write `mpi:` beside `srun:`",
     **dict.fromkeys(
         (

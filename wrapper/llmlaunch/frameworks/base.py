@@ -92,9 +92,9 @@ class Rendered:
     those words of `program` that llmlaunch chose, `variables` the reasons of those of `environment`, `settings` those
     of the keys of the JSON file `settings_file`, dotted ("zero_optimization.stage"). `notes` are sentences for the
     person who renders: what was left out, and what nobody here can check. `by_itself`: the program is one process,
-    which finds its place among the ranks in its environment; else torchrun starts the ranks. `python_path` are folders
-    whose packages the program imports, after those beside its script; a variable that is not set on the node names
-    none.
+    which finds its place among the ranks in its environment; else each node starts one for each device. `python_path`
+    are folders whose packages the program imports, after those beside its script; a variable that is not set on the
+    node names none.
     """
 
     program: tuple[Word, ...]

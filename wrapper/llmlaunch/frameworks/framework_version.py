@@ -98,3 +98,9 @@ def _unknown(recipe: Recipe) -> tuple[str, ...]:
         f"Megatron core {version} is none of those llmlaunch knows ({', '.join(KNOWN_VERSIONS)}); its arguments are "
         f"rendered as for {NEWEST}",
     )
+
+
+def minor(version: str | None) -> tuple[int, int] | None:
+    """Return (0, 19) for "0.19.2", "v0.19" or "core_v0.19.0", and None for a commit or a phrase."""
+    match = re.fullmatch(r"(?:core_)?v?(\d+)\.(\d+)(?:[.+a-z\d-].*)?", version.strip()) if version else None
+    return (int(match[1]), int(match[2])) if match else None

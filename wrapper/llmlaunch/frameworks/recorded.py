@@ -46,3 +46,6 @@ RECORDED_TRAINERS: Mapping[str, RecordedTrainer] = {
     )
 }
 """The trainers whose records llmlaunch prices, by the backend of their records."""
+
+TABLES: Mapping[str, str] = {name: trainer.table for name, trainer in RECORDED_TRAINERS.items()}
+"""The fact table of each backend that is priced. Runs of backends that share a table say something of one another."""

@@ -30,7 +30,7 @@ WHO_AND_WHERE = ("account", "partition", "qos", "constraint", "reservation", "ex
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task")
 APPTAINER_IMAGES = (".sif", "docker://", "oras://", "library://")
 
-# The first interpreter with torch trains (templates/train.sh.j2). Where none has it, the first of them tells
+# The first interpreter with torch trains (node/node_environment.py). Where none has it, the first of them tells
 # what else is there.
 _PYTHON = """python=$LLMLAUNCH_PROBE_PYTHON
 for candidate in python3 python; do

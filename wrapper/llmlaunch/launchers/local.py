@@ -31,7 +31,7 @@ _RUN_DIR = "LLMLAUNCH_RUN_DIR"
 class LocalLauncher:
     """Starts `bash job.sbatch`. A cancelled job has `kill_after_seconds` to end by itself.
 
-    torchrun gives its workers 30 seconds after a SIGTERM (torch 2.13), hence more than that.
+    A node kills the ranks that are left 30 seconds after the first one failed, hence more than that.
     """
 
     kill_after_seconds: float = 40.0
@@ -170,8 +170,8 @@ _KILL_SECONDS = 10.0
 def stop_job(leader: psutil.Process, kill_after_seconds: float) -> None:
     """TERM to the script, which hands it on; TERM to what outlives the script; at last KILL to all of it.
 
-    Not to the whole group at once: torchrun would get it twice, from here and from train.sh, and a second TERM
-    breaks off its orderly end. Its workers have sessions of their own, so the group alone is not the whole job.
+    Not to the whole group at once: a node would get it twice, from here and from the job. Ranks have sessions of
+    their own, so the group alone is not the whole job.
     """
     job = _processes(leader, set())
     _each([leader], psutil.Process.terminate)

@@ -73,7 +73,7 @@ def missing_files(run_dir: Path) -> list[str]:
     files take them one by one. Of a directory that was made otherwise nothing is known."""
     path = run_dir / file_names.RUN
     if not path.exists():
-        others = (file_names.JOB_SCRIPT, file_names.NODE_SCRIPT, file_names.NODE_ARCHIVE)
+        others = (file_names.JOB_SCRIPT, file_names.NODE_ARCHIVE)
         return [file_names.RUN] if all((run_dir / name).exists() for name in others) else []
     names = [name for name in _list(_described(run_dir).get("files")) if isinstance(name, str)]
     return [name for name in names[:_MOST_FILES] if not os.path.lexists(run_dir / name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,8 +13,10 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import FP32_BYTES, Behind, Block, Saved, Tensors, stream_bytes
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, Vector
-from llmlaunch.layers.modules import Module, ModuleStyle, container, linear_modules, vector_modules
 from llmlaunch.layers.work import Amounts, BlockWork, ContextTraffic, causal_mean
+
+if TYPE_CHECKING:
+    from llmlaunch.layers.modules import Module, ModuleStyle
 
 ATTENTION_BACKWARD = 2.5  # five products for the two forward (Dao 2023, section 3)
 
@@ -264,6 +267,8 @@ class Attention(SoftmaxAttention):
 
     def modules(self, style: ModuleStyle) -> list[Module]:
         """Return the projections of queries, keys and values, norms and sinks, and the projection of the output."""
+        from llmlaunch.layers.modules import container, linear_modules, vector_modules
+
         first, last = (chain.from_iterable(linear_modules(matrix, style)) for matrix in self.matrices)
         return container([*first, *vector_modules(self.vectors, style), *last])
 

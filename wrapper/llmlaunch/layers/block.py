@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import ByPass, MemoryFacts
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Vector
-from llmlaunch.layers.modules import Module, ModuleStyle
 from llmlaunch.layers.work import BlockWork, ContextTraffic
+
+if TYPE_CHECKING:
+    from llmlaunch.layers.modules import Module, ModuleStyle
 
 FP32_BYTES = 4.0  # statistics of norms and of the softmax
 MLP_SHARE = 0.4  # of the kernels of a layer of attention and an MLP
@@ -102,6 +105,8 @@ class Block:
     def modules(self, style: ModuleStyle) -> list[Module]:
         """Return the modules of the block's class in Transformers, in the order in which they run forward, each before
         what is inside it; one tensor of a kind whose class is not known."""
+        from llmlaunch.layers.modules import Module
+
         return [Module((int(self.total_parameters),))]
 
     def more_vectors(self, c: LayerColumns) -> Size:

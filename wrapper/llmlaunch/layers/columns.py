@@ -30,6 +30,7 @@ class LayerColumns:
     mlp_pieces: float = 1.0  # of the sequence, which MLPs compute one after the other
     pieces_again: bool = False  # a piece is computed again for its backward pass, and of an MLP its input alone is kept
     kept_rows: float = 1.0  # the share of the rows of its input that a linear layer keeps
+    whole: LayerColumns | None = None  # those of the same splits whatever is recomputed: the sizes below are theirs
 
     def __len__(self) -> int:
         return len(self.layouts)
@@ -37,42 +38,48 @@ class LayerColumns:
     @cached_property
     def tensor(self) -> FloatColumn:
         """The tensor-parallel size."""
-        return self.layouts.tensor.astype(np.float64)
+        return self.layouts.tensor.astype(np.float64) if self.whole is None else self.whole.tensor
 
     @cached_property
     def expert(self) -> FloatColumn:
         """The expert-parallel size."""
-        return self.layouts.expert.astype(np.float64)
+        return self.layouts.expert.astype(np.float64) if self.whole is None else self.whole.expert
 
     @cached_property
     def expert_tensor(self) -> FloatColumn:
         """The expert-tensor-parallel size."""
+        if self.whole is not None:
+            return self.whole.expert_tensor
         return self.layouts.expert_tensor.astype(np.float64)
 
     @cached_property
     def tokens(self) -> FloatColumn:
         """Tokens of one micro-batch on one context-parallel rank."""
+        if self.whole is not None:
+            return self.whole.tokens
         return self.sequence_length * self.layouts.micro_batch_size / self.layouts.context
 
     @cached_property
     def per_tensor(self) -> FloatColumn:
         """1 / the tensor-parallel size."""
-        return 1.0 / self.tensor
+        return 1.0 / self.tensor if self.whole is None else self.whole.per_tensor
 
     @cached_property
     def share(self) -> FloatColumn:
         """The part of the tokens that one tensor-parallel rank has, as matrices or the sequence are divided."""
-        return self.tokens * self.per_tensor
+        return self.tokens * self.per_tensor if self.whole is None else self.whole.share
 
     @cached_property
     def sequence_split(self) -> FloatColumn:
         """Divisor of norms, residuals and dropout: the tensor-parallel size with sequence parallelism, else 1."""
+        if self.whole is not None:
+            return self.whole.sequence_split
         return np.where(self.layouts.sequence_parallel > 0, self.tensor, 1.0)
 
     @cached_property
     def stream_tokens(self) -> FloatColumn:
         """Tokens of the residual stream on one device."""
-        return self.tokens / self.sequence_split
+        return self.tokens / self.sequence_split if self.whole is None else self.whole.stream_tokens
 
     def zeros(self) -> FloatColumn:
         """Return a column of zeros."""

@@ -15,8 +15,16 @@ from llmlaunch.layers.block import FP32_BYTES, Block
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.layer import Branch, Layer
 from llmlaunch.layers.matrix import INPUTS, NEITHER, OUTPUTS, Matrix, Part, Vector
-from llmlaunch.layers.mlp import Mlp, mlp_modules
-from llmlaunch.layers.modules import Module, ModuleSplit, ModuleStyle, container, linear_modules, vector_modules
+from llmlaunch.layers.mlp import Mlp
+from llmlaunch.layers.modules import (
+    Module,
+    ModuleSplit,
+    ModuleStyle,
+    container,
+    linear_modules,
+    mlp_modules,
+    vector_modules,
+)
 from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
 

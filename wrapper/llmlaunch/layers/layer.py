@@ -15,10 +15,10 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import FP32_BYTES, Block, Parameters, Saved
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import Matrix
-from llmlaunch.layers.modules import Module, ModuleStyle, container
 
 if TYPE_CHECKING:
     from llmlaunch.layers.mixture import Mixture
+    from llmlaunch.layers.modules import Module, ModuleStyle
 
 
 BlockKind = TypeVar("BlockKind", bound=Block)
@@ -60,6 +60,8 @@ class Branch:
 
     def modules(self, style: ModuleStyle) -> list[Module]:
         """Return the modules of norms and blocks, in the order in which they run forward."""
+        from llmlaunch.layers.modules import Module
+
         before = Module((int(self.norm_parameters + self.mixing_parameters),))
         behind = [Module((int(self.norm_parameters),))] if self.post_norm else []
         return [before, *(module for block in self.blocks for module in block.modules(style)), *behind]
@@ -155,6 +157,8 @@ class Layer:
 
     def modules(self, style: ModuleStyle) -> list[Module]:
         """Return the layer's module and those inside it."""
+        from llmlaunch.layers.modules import container
+
         return container((module for branch in self.branches for module in branch.modules(style)), layer=True)
 
     @cached_property

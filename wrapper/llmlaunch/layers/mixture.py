@@ -11,8 +11,8 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import FP32_BYTES, AdapterGroup, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import NEITHER, Matrix, Part, fused_adapted
-from llmlaunch.layers.mlp import mlp_backward, mlp_matrices, mlp_modules, projected_bytes
-from llmlaunch.layers.modules import Module, ModuleStyle, container, expert_modules
+from llmlaunch.layers.mlp import mlp_backward, mlp_matrices, projected_bytes
+from llmlaunch.layers.modules import Module, ModuleStyle, container, expert_modules, mlp_modules
 from llmlaunch.layers.work import Amounts, BlockWork
 from llmlaunch.layout import RECOMPUTE_SELECTIVE
 from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import MLP_SHARE, AdapterGroup, Behind, Block, Saved, Tensors
 from llmlaunch.layers.columns import LayerColumns, Size
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Part, fused_adapted
-from llmlaunch.layers.modules import NO_PARAMETERS, Module, ModuleStyle, container, linear_modules
+
+if TYPE_CHECKING:
+    from llmlaunch.layers.modules import Module, ModuleStyle
 
 
 @frozen
@@ -40,6 +42,8 @@ class Mlp(Block):
 
     def modules(self, style: ModuleStyle) -> list[Module]:
         """Return both linear layers, or three, and the activation function."""
+        from llmlaunch.layers.modules import mlp_modules
+
         return mlp_modules(self.matrices, style)
 
     def saved(self, c: LayerColumns) -> dict[str, Saved]:
@@ -126,13 +130,6 @@ def mlp_matrices(
         Matrix(float(outer), first, OUTPUTS, "linear_fc1", bias, *experts),
         Matrix(float(width), (Part("down_proj", float(outer)),), INPUTS, "linear_fc2", bias, *experts),
     )
-
-
-def mlp_modules(matrices: Sequence[Matrix], style: ModuleStyle) -> list[Module]:
-    """Return the modules of an MLP: the activation function runs behind the gate, or behind up where there is none."""
-    first, second = (linear_modules(matrix, style) for matrix in matrices)
-    activated, *others = first
-    return container([*activated, NO_PARAMETERS, *chain.from_iterable(others), *chain.from_iterable(second)])
 
 
 def projected_bytes(c: LayerColumns, gated: bool) -> float:

@@ -14,6 +14,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.attention import Attention, SoftmaxAttention, Window
 from llmlaunch.layers.block import Block, scaled_columns
 from llmlaunch.layers.layer import Branch, Layer
+from llmlaunch.layers.matrix import Matrix
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.models.sections import BESIDE_ATTENTION
 from llmlaunch.models.shape import ModelShape, Multipliers
@@ -47,6 +48,15 @@ class Model:
     def blocks(self) -> tuple[Block, ...]:
         """The different blocks of all layers."""
         return tuple(dict.fromkeys(block for layer in self.kinds for block in layer.blocks))
+
+    @cached_property
+    def matrices(self) -> tuple[tuple[Matrix, tuple[int, ...]], ...]:
+        """The different matrices of all layers, each with the kinds of layers that have it."""
+        kinds: dict[Matrix, list[int]] = {}
+        for kind, layer in enumerate(self.kinds):
+            for matrix in dict.fromkeys(layer.matrices):
+                kinds.setdefault(matrix, []).append(kind)
+        return tuple((matrix, tuple(of_kinds)) for matrix, of_kinds in kinds.items())
 
     def has(self, kind: type[Block]) -> bool:
         """Whether some layer has a block of this kind."""

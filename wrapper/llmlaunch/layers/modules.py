@@ -7,6 +7,7 @@ tensors of one module (models/<family>/modeling_<family>.py, 5.23).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix, Vector
@@ -107,3 +108,10 @@ def _widths(matrix: Matrix, ranks: int) -> dict[str, int]:
     """Return the columns of each part of a matrix on one of so many devices."""
     split = ranks if matrix.divided == OUTPUTS else 1
     return {part.name: int(part.on_device(split)) for part in matrix.parts}
+
+
+def mlp_modules(matrices: Sequence[Matrix], style: ModuleStyle) -> list[Module]:
+    """Return the modules of an MLP: the activation function runs behind the gate, or behind up where there is none."""
+    first, second = (linear_modules(matrix, style) for matrix in matrices)
+    activated, *others = first
+    return container([*activated, NO_PARAMETERS, *chain.from_iterable(others), *chain.from_iterable(second)])

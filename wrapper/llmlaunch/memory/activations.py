@@ -13,6 +13,7 @@ from llmlaunch.layers.block import Tensors
 from llmlaunch.layers.columns import Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.model import model_of
+from llmlaunch.memory.answers import once_for_rows
 from llmlaunch.memory.effects import Column, Effect, effects_in_use, effects_of
 from llmlaunch.memory.job import Job, RankColumns, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
@@ -26,21 +27,18 @@ BEHIND_THE_ROUTER = ("expert_", "moe_permuted", "moe_latents")  # what begins th
 def kept_by_layer(job: Job, rows: RankColumns) -> list[FloatColumn]:
     """Return the bytes that one layer of each group saves on the device for one micro-batch, less what is recomputed
     or offloaded."""
-    layers = layers_of(job, rows)
-    return layers.by_group(kept_by_kind(job, layers))
+    return layers_of(job, rows).by_group(kept_by_kind(job, rows))
 
 
 def kept_by_heads(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the same of the layers of one prediction module together."""
+    return layers_of(job, rows).predicted(kept_by_kind(job, rows))
+
+
+@once_for_rows
+def kept_by_kind(job: Job, rows: RankColumns) -> list[FloatColumn]:
+    """Return what one layer of each kind keeps on the device, over the few splits of the rows' layers."""
     layers = layers_of(job, rows)
-    return layers.predicted(kept_by_kind(job, layers))
-
-
-def kept_by_kind(job: Job, layers: PricedLayers) -> list[FloatColumn]:
-    """Return what one layer of each kind keeps on the device, over the few splits of `layers`."""
-    known: list[FloatColumn] | None = vars(layers).get("kept_by_kind")
-    if known is not None:
-        return known
     nothing: Sequence[Gone] = [{}] * len(layers.model.kinds)
     kept = _kept(job, layers, nothing)
     for effect in effects_in_use(job):
@@ -48,7 +46,6 @@ def kept_by_kind(job: Job, layers: PricedLayers) -> list[FloatColumn]:
         if share < 1.0:
             every, here = _kept(job, layers, nothing, without=effect), 1.0 - share
             kept = [np.asarray(here * all_ + (1.0 - here) * left) for all_, left in zip(every, kept, strict=True)]
-    vars(layers)["kept_by_kind"] = kept
     return kept
 
 

@@ -1,4 +1,4 @@
-"""Results that are kept beside the rows that they belong to."""
+"""Results that are kept in the `answers` of the rows that they belong to, however many terms ask for them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,40 @@ from llmlaunch.techniques.technique import declarations
 Result = TypeVar("Result")
 
 
-def once_for_rows(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
-    """Cache a result for the same split, however many terms ask for it: a result that depends neither on what a layout
-    recomputes and offloads nor on the techniques that effects name in `decides_moments`. The rows carry the answers, so
-    they are gone with them; nobody may write into a column."""
+def once_for_splits(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
+    """Keep a result for rows of the same splits: one that depends neither on what a layout recomputes and offloads nor
+    on the techniques that effects name in `decides_moments`."""
 
     @wraps(function)
     def answer(job: Job, rows: RankColumns) -> Result:
-        answers: dict[Any, tuple[Job, Any]] = vars(rows).setdefault("answers", {})
-        cached = answers.get(function)
-        if cached is None or not (cached[0] is job or _of_split(cached[0]) == _of_split(job)):
-            cached = answers[function] = (job, function(job, rows))
-        result: Result = cached[1]
+        known = rows.answers.of_splits.get(function)
+        if known is None or not (known[0] is job or _of_split(known[0]) == _of_split(job)):
+            known = rows.answers.of_splits[function] = (job, function(job, rows))
+        result: Result = known[1]
+        return result
+
+    return answer
+
+
+def once_for_rows(function: Callable[[Job, RankColumns], Result]) -> Callable[[Job, RankColumns], Result]:
+    """Keep a result for the very job and rows."""
+
+    @wraps(function)
+    def answer(job: Job, rows: RankColumns) -> Result:
+        known = rows.answers.of_techniques.get(function)
+        if known is None or known[0] is not job:
+            known = rows.answers.of_techniques[function] = (job, function(job, rows))
+        result: Result = known[1]
         return result
 
     return answer
 
 
 def _of_split(job: Job) -> Job:
-    """Return the same job without what effects say of moments alone. The job carries the answer."""
-    known: Job | None = vars(job).get("of_split")
-    if known is None:
+    """Return the same job without what effects say of moments alone."""
+    if job.answers.of_split is None:
         sections = (section for effect in effects_in_use(job) for section in effect.decides_moments)
         names = {key for section in sections for key in declarations(section)}
         defaults: dict[str, Any] = {f.name: f.default for f in fields(Techniques) if f.name in names}
-        known = vars(job)["of_split"] = replace(job, techniques=replace(job.techniques, **defaults))
-    return known
+        job.answers.of_split = replace(job, techniques=replace(job.techniques, **defaults))
+    return job.answers.of_split

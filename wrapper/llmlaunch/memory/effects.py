@@ -325,27 +325,25 @@ def _effects_in(names: tuple[str, ...]) -> tuple[Effect, ...]:
 
 
 def effects_in_use(job: Job) -> tuple[Effect, ...]:
-    """Return the effects that the job uses, in order. The job carries the answer."""
-    known: tuple[Effect, ...] | None = vars(job).get("effects")
-    if known is None:
+    """Return the effects that the job uses, in order."""
+    if job.answers.effects is None:
         of_techniques = _effects_in(job.techniques.effect_modules)
-        known = vars(job)["effects"] = tuple(effect for effect in of_techniques if effect.on(job))
-    return known
+        job.answers.effects = tuple(effect for effect in of_techniques if effect.on(job))
+    return job.answers.effects
 
 
 def effects_of(
     job: Job, method: Callable[Concatenate[Effect, Arguments], Result]
 ) -> tuple[Callable[Arguments, Result], ...]:
     """Return one method of the effects that the job uses, of those that write it, in order."""
-    known: dict[object, tuple[Callable[Arguments, Result], ...]]
-    try:
-        known = job.__dict__["effects_by_method"]
-        return known[method]
-    except KeyError:
-        known = job.__dict__["effects_by_method"] = _methods(effects_in_use(job))
+    known = job.answers.effects_by_method
+    if known is None:
+        known = job.answers.effects_by_method = _methods(effects_in_use(job))
+    if method not in known:
         name = method.__name__
         writers = (effect for effect in effects_in_use(job) if getattr(type(effect), name) is not method)
-        return known.setdefault(method, tuple(getattr(effect, name) for effect in writers))
+        known[method] = tuple(getattr(effect, name) for effect in writers)
+    return known[method]
 
 
 @cache

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field, replace
 from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +59,22 @@ class Correction:
 NO_CORRECTION = Correction()
 
 
+class JobAnswers:
+    """What was worked out of a job when it was first asked for: the effects that its techniques have on memory and on
+    time, which of them write a method, and the same job without what effects say of moments alone."""
+
+    def __init__(self) -> None:
+        self.effects: tuple[Any, ...] | None = None
+        self.effects_by_method: dict[object, tuple[Callable[..., Any], ...]] | None = None
+        self.time_effects: tuple[Any, ...] | None = None
+        self.of_split: Job | None = None
+
+
 @frozen
 class Job:
     """What all layouts of a recipe share. `microbatch_group` is how many micro-batches an interleaved
-    schedule runs through one chunk before the next; None is its default, the pipeline size."""
+    schedule runs through one chunk before the next; None is its default, the pipeline size. `answers` are kept as long
+    as the job is."""
 
     shape: ModelShape
     workload: Workload
@@ -69,9 +82,19 @@ class Job:
     microbatch_group: int | None = None
     techniques: Techniques = NO_TECHNIQUES
     correction: Correction = NO_CORRECTION
+    answers: JobAnswers = field(default_factory=JobAnswers, init=False, repr=False, compare=False)
 
 
 Groups = tuple[tuple[int, ...], ...]
+
+
+class RankAnswers:
+    """What functions answered of a job and the ranks at some rows, by function and with the job: `of_splits` whatever
+    is recomputed and offloaded, which rows of the same splits share, and `of_techniques` with the rows' own."""
+
+    def __init__(self) -> None:
+        self.of_splits: dict[Callable[..., Any], tuple[Job, Any]] = {}
+        self.of_techniques: dict[Callable[..., Any], tuple[Job, Any]] = {}
 
 
 @frozen
@@ -82,7 +105,8 @@ class RankColumns:
 
     `counts` are the layers that a rank holds over all its chunks, a column for each of the `groups`: the kinds of the
     model's layers, one by one. Where a group has several kinds, its layers are of any of these, and take the least of
-    what these take, so that all that follows is a lower bound."""
+    what these take, so that all that follows is a lower bound. `answers` are kept as long as the rows are
+    (`answers.py`); nobody may write into a column."""
 
     layouts: LayoutColumns
     layout_index: IntColumn
@@ -91,6 +115,7 @@ class RankColumns:
     counts: tuple[FloatColumn, ...]
     groups: Groups
     ends: bool = False
+    answers: RankAnswers = field(default_factory=RankAnswers, init=False, repr=False, compare=False)
 
     @cached_property
     def first(self) -> NDArray[np.bool_]:
@@ -125,9 +150,7 @@ class RankColumns:
     def with_layouts(self, layouts: LayoutColumns) -> RankColumns:
         """Return the same ranks of the same splits with other recompute and offload settings."""
         other = replace(self, layouts=layouts)
-        vars(self).setdefault("answers", {})
-        vars(other).update({**vars(self), "layouts": layouts})
-        vars(other).pop("layers_now", None)  # with these techniques (layer_bytes.py)
+        other.answers.of_splits = self.answers.of_splits
         return other
 
 

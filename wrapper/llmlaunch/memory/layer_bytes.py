@@ -12,7 +12,7 @@ from llmlaunch.layers.columns import SPLIT_FIELDS_OF_A_LAYER, LayerColumns
 from llmlaunch.layers.layer import Branch
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.answers import once_for_rows
+from llmlaunch.memory.answers import once_for_rows, once_for_splits
 from llmlaunch.memory.effects import Effect, effects_of
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.priced_layers import PricedLayers
@@ -21,18 +21,13 @@ from llmlaunch.memory.priced_layers import PricedLayers
 FEW_ROWS = 600
 
 
-def layers_of(job: Job, rows: RankColumns) -> PricedLayers:
-    """Return the layers of the ranks at `rows`, priced. The rows carry the answer, so it is gone with them."""
-    known: tuple[Job, PricedLayers] | None = vars(rows).get("layers_now")
-    if known is not None and known[0] is job:
-        return known[1]
-    whole = _whole_layers(job, rows)
-    layers = _with_techniques(job, whole, rows.layouts)
-    vars(rows)["layers_now"] = (job, layers)
-    return layers
-
-
 @once_for_rows
+def layers_of(job: Job, rows: RankColumns) -> PricedLayers:
+    """Return the layers of the ranks at `rows`, priced."""
+    return _with_techniques(job, _whole_layers(job, rows), rows.layouts)
+
+
+@once_for_splits
 def _whole_layers(job: Job, rows: RankColumns) -> PricedLayers:
     """Return the layers of the ranks at `rows` whatever is recomputed and offloaded."""
     layouts, row_of = rows.layouts, None
@@ -56,9 +51,7 @@ def _with_techniques(job: Job, whole: PricedLayers, layouts: LayoutColumns) -> P
 
 def _of_same_splits(whole: PricedLayers, columns: LayerColumns) -> PricedLayers:
     """Return the layers over the same few splits: what does not depend on the techniques is theirs, too."""
-    for name in ("tensor", "expert", "expert_tensor", "tokens", "sequence_split", "stream_tokens"):
-        vars(columns)[name] = getattr(whole.columns, name)
-    return replace(whole, columns=columns, whole=whole)
+    return replace(whole, columns=replace(columns, whole=whole.columns), whole=whole)
 
 
 def job_columns(job: Job, layouts: LayoutColumns) -> LayerColumns:

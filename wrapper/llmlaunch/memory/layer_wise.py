@@ -17,7 +17,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.matrix import INPUTS, OUTPUTS, Matrix
 from llmlaunch.layers.model import model_of
-from llmlaunch.memory.answers import once_for_rows
+from llmlaunch.memory.answers import once_for_splits
 from llmlaunch.memory.job import Job, RankColumns
 
 ALIGNED_ELEMENTS = 64
@@ -44,7 +44,7 @@ class WholeMatrices:
     products: FloatColumn
 
 
-@once_for_rows
+@once_for_splits
 def whole_matrices(job: Job, rows: RankColumns) -> WholeMatrices:
     """Without ZeRO 1 no rank shares the optimizer, and nothing is padded."""
     lay, count = rows.layouts, len(rows)

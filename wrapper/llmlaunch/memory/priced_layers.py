@@ -89,7 +89,9 @@ class PricedLayers:
 
     def of_ranks(self, size: Size) -> FloatColumn:
         """Return a column of all ranks from one of the few splits."""
-        column = np.broadcast_to(np.asarray(size, dtype=np.float64), len(self.columns))
+        column = np.asarray(size, dtype=np.float64)
+        if len(column.shape) != 1 or len(column) != len(self.columns):
+            column = np.broadcast_to(column, len(self.columns))
         return column if self.row_of is None else np.take(column, self.row_of)
 
     def by_group(self, of_kinds: Sequence[Size]) -> list[FloatColumn]:

@@ -9,7 +9,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.model import model_of
-from llmlaunch.memory.answers import once_for_rows
+from llmlaunch.memory.answers import once_for_splits
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 
@@ -29,7 +29,7 @@ class InFlight:
         return reduce(np.add, self.alive)
 
 
-@once_for_rows
+@once_for_splits
 def in_flight(job: Job, rows: RankColumns) -> InFlight:
     """Return what is in flight at a rank's peak. 1F1B: min(m, p - r) (PipeDream-Flush, Narayanan et al. 2021, section
     2.2).

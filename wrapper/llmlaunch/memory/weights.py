@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layers.block import Parameters, Tensors
-from llmlaunch.layers.columns import LayerColumns, Size
+from llmlaunch.layers.columns import Size
 from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import Matrix
 from llmlaunch.layers.model import model_of, stream_contraction
-from llmlaunch.memory.answers import once_for_rows
+from llmlaunch.memory.answers import once_for_splits
 from llmlaunch.memory.effects import Effect, effects_of, trains_all
 from llmlaunch.memory.job import Job, RankColumns, final_norm_rank, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
@@ -36,7 +37,7 @@ class RankParameters:
     largest_layer: FloatColumn
 
 
-@once_for_rows
+@once_for_splits
 def vocabulary(job: Job, rows: RankColumns) -> FloatColumn:
     """Rows of the embedding table, padded as the backend pads them, before the division by tensor."""
     if not job.facts.states.pad_vocabulary:
@@ -45,7 +46,7 @@ def vocabulary(job: Job, rows: RankColumns) -> FloatColumn:
     return np.ceil(job.shape.vocab_size / multiple) * multiple
 
 
-@once_for_rows
+@once_for_splits
 def layer_parameters(job: Job, rows: RankColumns) -> tuple[list[FloatColumn], list[FloatColumn]]:
     """Return the (dense, expert) parameters of a layer of each group on one device."""
     layers = layers_of(job, rows)
@@ -53,7 +54,7 @@ def layer_parameters(job: Job, rows: RankColumns) -> tuple[list[FloatColumn], li
     return layers.by_group(dense), layers.by_group(expert)
 
 
-@once_for_rows
+@once_for_splits
 def tables(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """Return the elements of the embedding table and of the head on one device."""
     whole = vocabulary(job, rows) * job.shape.hidden_size
@@ -62,7 +63,7 @@ def tables(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     return embedding, embedding if job.shape.tied_embeddings else split
 
 
-@once_for_rows
+@once_for_splits
 def rank_parameters(job: Job, rows: RankColumns) -> RankParameters:
     """Return the parameters on one device of each row's pipeline rank."""
     shape, lay = job.shape, rows.layouts
@@ -103,29 +104,30 @@ def _prediction_modules(job: Job, rows: RankColumns) -> Parameters:
     return Parameters(shape.mtp_modules * (dense + around), shape.mtp_modules * expert)
 
 
-@once_for_rows
+@once_for_splits
 def head_matrix(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the elements of the head on one device: on the last rank alone."""
     return np.where(rows.last, tables(job, rows)[1], 0.0)
 
 
-@once_for_rows
+@once_for_splits
 def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the elements of the weight matrices on a rank whose shapes differ, each once, whichever block has it, and
     of the head."""
     layers = layers_of(job, rows)
     total = np.zeros(len(rows))
-    earlier: list[tuple[Matrix, BoolColumn]] = []
+    earlier: list[tuple[Size, Size, BoolColumn]] = []
     for matrix, here in _matrices_here(job, rows):
         if not matrix.linear:
             continue
+        inputs, outputs = matrix.inputs_on_device(layers.columns), matrix.outputs_on_device(layers.columns)
         new = here
-        for other, there in earlier:
-            alike = _alike(matrix, other, layers.columns)
-            if np.any(alike):
-                new = new & ~(there & (layers.of_ranks(alike) > 0))
-        total = total + np.where(new, layers.of_ranks(matrix.elements_on_device(layers.columns)), 0.0)
-        earlier.append((matrix, here))
+        for other_inputs, other_outputs, there in earlier:
+            alike = np.asarray(np.equal(inputs, other_inputs) & np.equal(outputs, other_outputs))
+            if alike.any():
+                new = new & ~(there & (layers.of_ranks(alike.astype(np.float64)) > 0))
+        total = total + np.where(new, layers.of_ranks(inputs * outputs), 0.0)
+        earlier.append((inputs, outputs, here))
     total = total + head_matrix(job, rows)
     if job.shape.vision is None:
         return total
@@ -134,29 +136,21 @@ def distinct_matrices(job: Job, rows: RankColumns) -> FloatColumn:
     return total + encoder_matrices(job, rows)
 
 
-def _alike(one: Matrix, other: Matrix, c: LayerColumns) -> Size:
-    """Return where two matrices have the same shape on a device."""
-    inputs = np.equal(one.inputs_on_device(c), other.inputs_on_device(c))
-    return np.asarray(inputs & np.equal(one.outputs_on_device(c), other.outputs_on_device(c)), dtype=np.float64)
-
-
 def _matrices_here(job: Job, rows: RankColumns) -> Iterator[tuple[Matrix, BoolColumn]]:
     """Yield the different matrices of the model's layers, and which ranks have a layer with each."""
     model = model_of(job.shape)
     with_heads = np.equal(rows.rank, head_rank(job, rows.layouts))
-    here: dict[Matrix, BoolColumn] = {}
-    for kind, layer in enumerate(model.kinds):
+    held: list[BoolColumn] = []
+    for kind in range(len(model.kinds)):
         holds = np.zeros(len(rows), dtype=np.bool_)
         for kinds, count in zip(rows.groups, rows.counts, strict=True):
             holds = holds | (count > 0) if kind in kinds else holds
-        if kind in model.predicts:
-            holds = holds | with_heads
-        for matrix in layer.matrices:
-            here[matrix] = here[matrix] | holds if matrix in here else holds
-    yield from here.items()
+        held.append(holds | with_heads if kind in model.predicts else holds)
+    for matrix, of_kinds in model.matrices:
+        yield matrix, reduce(np.logical_or, (held[kind] for kind in of_kinds))
 
 
-@once_for_rows
+@once_for_splits
 def largest_matrices(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatColumn]:
     """Return the elements of the largest matrix of a rank's layers outside experts, and of the first or second matrices
     of all experts of a device together; 0 where the rank has none. Where a framework keeps projections apart that
@@ -174,7 +168,7 @@ def largest_matrices(job: Job, rows: RankColumns) -> tuple[FloatColumn, FloatCol
     return dense, expert
 
 
-@once_for_rows
+@once_for_splits
 def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
     """Return the elements of the largest single parameter that a device has, the embedding and the head included; the
     experts of a device count as one."""
@@ -185,7 +179,7 @@ def largest_parameter(job: Job, rows: RankColumns) -> FloatColumn:
     return np.maximum(np.maximum(dense, experts), table)
 
 
-@once_for_rows
+@once_for_splits
 def linear_weights(job: Job, rows: RankColumns) -> tuple[list[FloatColumn], list[FloatColumn]]:
     """Return the (dense, expert) weights of a layer's linear layers on one device, by group: what a narrower number
     format is applied to (not the embedding, the head and the router)."""

@@ -9,7 +9,7 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.layers.model import model_of
 from llmlaunch.memory.activations import kept_by_kind
-from llmlaunch.memory.answers import once_for_rows
+from llmlaunch.memory.answers import once_for_splits
 from llmlaunch.memory.effects import Effect, effects_of, trains_head
 from llmlaunch.memory.job import Job, RankColumns, chunk_ranges, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
@@ -27,11 +27,11 @@ def layer_backward(job: Job, rows: RankColumns) -> FloatColumn:
     c, hidden = layers.columns, job.shape.hidden_size
     more = hidden if job.facts.layer.branch_gradients_apart else 0
     stream = job.facts.layer.activation_bytes * c.tokens * (job.shape.stream_width + more) / c.sequence_split
-    backward = layers.backward(partial(_last_kind, job, rows), kept_by_kind(job, layers))
+    backward = layers.backward(partial(_last_kind, job, rows), kept_by_kind(job, rows))
     return np.asarray(layers.of_ranks(stream) + rows.most_of(backward))
 
 
-@once_for_rows
+@once_for_splits
 def _last_kind(job: Job, rows: RankColumns) -> IntColumn:
     """Return the kind of the last layer that each row's rank holds."""
     model = model_of(job.shape)

@@ -7,20 +7,14 @@ import os
 import sys
 from importlib import import_module
 
-COMMANDS = (
-    *("begin", "beside", "choose", "diagnose", "finish", "leave-out", "monitor", "observe", "place", "preflight"),
-    *("prune", "rank", "tell", "unpack", "watchdog"),
-)
+COMMANDS = (*("beside", "job", "monitor", "node", "observe", "preflight", "prune"),)
 # of the others `main` of their own module
 FUNCTIONS = {
     "beside": ("observer", "beside"),
-    "choose": ("preflight", "choose"),
-    "leave-out": ("leave_out", "main"),
-    "tell": ("rank", "tell"),
-    "unpack": ("hook_files", "main"),
+    "node": ("training_node", "main"),
 }
 USAGE = f"usage: python3 node.pyz {{{','.join(COMMANDS)}}} ... (docs/run-directory.md)"
-HOLD_END_SIGNALS = ("monitor", "watchdog")
+HOLD_END_SIGNALS = ("monitor",)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from ..rundir.files import read_object
 from ..rundir.run import begun_attempts
 from ..rundir.values import host_names, is_host, job_of
 from .restart_policy import of_this_submission
+from .slurm_steps import step_environment
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -36,20 +37,13 @@ ASKED_AT_ONCE = 32
 ASK = ("srun", "--overlap", "--mem=0", "--gres=none", "--nodes=1", "--ntasks=1", "--input=none", "--quiet")
 
 
-def lost_nodes(attempt: Attempt) -> list[str]:
-    """Return the nodes of the attempt that left no end of their trainers and start no task any more.
-
-    Empty outside SLURM, and where no node answers, one that did end among them: then it is not the nodes.
-    """
-    if "SLURM_JOB_ID" not in os.environ:
-        return []
-    ended = {*attempt.done, *(path.stem for path in attempt.cause_files)}
-    silent = [node for node in attempt.nodes if node not in ended]
+def nodes_without_answer(silent: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return those of the `silent` nodes that start no task any more. None where none of the `others` does either: then
+    it is not the nodes."""
     give_up_at = time.monotonic() + ALL_ANSWERS_SECONDS
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         answers = list(pool.map(lambda node: _answers(node, give_up_at), silent))
     lost = [node for node, answer in zip(silent, answers) if not answer]
-    others = [node for node in attempt.nodes if node not in lost]
     return lost if lost and others and _answers(others[0], time.monotonic() + ANSWER_SECONDS) else []
 
 
@@ -61,6 +55,7 @@ def _answers(node: str, give_up_at: float) -> bool:
     try:
         done = subprocess.run(
             [*ASK, f"--nodelist={node}", "true"],
+            env=step_environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -5,11 +5,9 @@ SLURM may start a job again that was finished or given up: requeued after a node
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..causes.cause import cause, sentence
 from ..rundir import file_names
@@ -18,7 +16,7 @@ from ..rundir.files import read_object, replace_json
 from ..rundir.run import begun_attempts, next_layout
 from ..rundir.values import counted, job_of
 from .checkpoint import Start, attempts_in_folder, checkpoint_of, choose_start, read_tracker, saved_step
-from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
+from .files import COMES_BACK_LATER, say, write_status
 from .notice_texts import end_text, start_text
 from .notices import notify, wait_for_deliveries
 from .restart_bounds import bounds_of
@@ -26,18 +24,33 @@ from .restart_policy import FIRST_LAYOUT, Next, fruitless, of_this_submission, s
 from .rollback import choose_rollback, earlier_skips, write_skips
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..rundir.attempt import Attempt
     from .files import Record
 
 
-def main(argv: list[str]) -> int:
-    """Read the allocated nodes from stdin, one a line; write the attempt's `attempt.json`.
+class Beginning(NamedTuple):
+    """An attempt that is to begin on `nodes`. `layout` is that to go on with in the same allocation, empty at the start
+    of the job; `is_restart`: it counts as one."""
 
-    The last line printed is `run LAYOUT`, or `end CODE` where there is nothing to train; why is in `status.json` then.
-    Always returns 0.
-    """
-    options = _arguments(argv)
-    nodes = sys.stdin.read().split()
+    run_dir: Path
+    attempt: str
+    nodes: tuple[str, ...]
+    layout: str = ""
+    is_restart: bool = False
+
+
+class Begun(NamedTuple):
+    """The layout to train with; or, where there is nothing to train, the exit code of the job."""
+
+    layout: str
+    exit_code: int | None = None
+
+
+def begin(options: Beginning) -> Begun:
+    """Decide whether to train, and with which layout. Writes `attempt.json` of the attempt, or into `status.json` why
+    nothing is trained."""
     earlier = [attempt for attempt in begun_attempts(options.run_dir) if attempt.name != options.attempt]
     layout = options.layout or next_layout(earlier) or FIRST_LAYOUT
     ended = None if options.layout else _earlier_end(options, earlier)
@@ -60,7 +73,7 @@ def main(argv: list[str]) -> int:
     if ended is not None:
         return _end(options, layout, *ended, notice=True)
     own = attempt_folder(options.run_dir, options.attempt) / file_names.ATTEMPT
-    record = _record(options, nodes, layout, start)
+    record = _record(options, layout, start)
     record["skips"] = earlier_skips(latest) if rollback is None else rollback.skips
     record["rollback"] = None if rollback is None else rollback.record
     record["loss_limit"] = None if rollback is None else rollback.limit
@@ -73,37 +86,41 @@ def main(argv: list[str]) -> int:
         pass
     except OSError as error:
         say(f"attempt {options.attempt} is not written down: {error.strerror}")
-    print(f"run {layout}")
-    return 0
+    return Begun(layout)
 
 
-def _start_text(options: argparse.Namespace, record: Record, earlier: list[Attempt]) -> str:
+def end_untrained(run_dir: Path, attempt: str, why: str, reason: Record | None = None) -> int:
+    """Write down that the job cannot train, and why. Returns its exit code."""
+    begun = _end(Beginning(run_dir, attempt, ()), FIRST_LAYOUT, "failed", 1, why, reason, notice=True)
+    return begun.exit_code or 1
+
+
+def _start_text(options: Beginning, record: Record, earlier: list[Attempt]) -> str:
     progress = (read_object(options.run_dir / file_names.RUN) or {}).get("progress")
     steps = progress.get("steps") if isinstance(progress, dict) else None
     return start_text(record, steps, earlier[-1].status if earlier else None)
 
 
 def _end(
-    options: argparse.Namespace,
+    options: Beginning,
     layout: str,
     state: str,
     code: int,
     why: str,
     reason: Record | None = None,
     notice: bool = False,
-) -> int:
+) -> Begun:
     """Write down that nothing is trained, with a `notice` where nobody has heard of this end before."""
     say(why)
     status = {**_status(options.attempt, state, code, why, layout), "cause": reason}
     write_status(options.run_dir, status)
     if notice:
         notify(options.run_dir, options.attempt, "end", end_text(options.run_dir, status, {}, Next("end", why)))
-    print(f"end {code}", flush=True)
     wait_for_deliveries()
-    return 0
+    return Begun(layout, code)
 
 
-def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[str, int, str] | None:
+def _earlier_end(options: Beginning, earlier: list[Attempt]) -> tuple[str, int, str] | None:
     """State, exit code and why, where the run has been finished, stopped or given up; None where it may go on."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
     if ours and ours[-1].status.get("state") == "succeeded":
@@ -128,7 +145,7 @@ def _earlier_end(options: argparse.Namespace, earlier: list[Attempt]) -> tuple[s
     return None
 
 
-def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> tuple[str, int, str] | None:
+def _bound(options: Beginning, earlier: list[Attempt], layout: str) -> tuple[str, int, str] | None:
     """State, exit code and which bound of the recipe's `restart` is reached; None where none is."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
     run = read_object(options.run_dir / file_names.RUN) or {}
@@ -153,18 +170,18 @@ def _bound(options: argparse.Namespace, earlier: list[Attempt], layout: str) -> 
     return ("failed", code, reached) if reached else None
 
 
-def _policy(options: argparse.Namespace) -> object:
+def _policy(options: Beginning) -> object:
     return (read_object(options.run_dir / file_names.RUN) or {}).get("restart")
 
 
-def _record(options: argparse.Namespace, nodes: list[str], layout: str, start: Start) -> Record:
+def _record(options: Beginning, layout: str, start: Start) -> Record:
     return {
         "schema": 1,
         "attempt": options.attempt,
         "layout": "" if layout == FIRST_LAYOUT else layout,
-        "fallback": bool(options.layout) and not options.restart,
+        "fallback": bool(options.layout) and not options.is_restart,
         "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
-        "nodes": nodes,
+        "nodes": list(options.nodes),
         "started_at": time.time(),
         "from_step": saved_step(options.run_dir, layout),
         "tracker_step": read_tracker(checkpoint_of(options.run_dir, layout)),
@@ -187,10 +204,3 @@ def _status(attempt: str, state: str, code: int, why: str, layout: str) -> Recor
         "layout": "" if layout == FIRST_LAYOUT else layout,
         "next": {"action": "end", "why": why},
     }
-
-
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = command_parser("begin", NODES_ON_STDIN)
-    parser.add_argument("--layout", default="", help="the layout to go on with, in the same allocation")
-    parser.add_argument("--restart", action="store_true", help="it is a restart, and counts as one")
-    return parser.parse_args(argv)

@@ -1,14 +1,13 @@
 """What ended the trainers of this node, where they failed, goes into `attempts/<attempt>/causes/<node>.json`.
 
 It looks at the node's log, the ranks' own ends, the kernel's counters and its log, and at what the monitor saw. The
-job's fate is not its own: it always exits with 0, and what it has not found out within SECONDS it leaves out.
+job's fate is not its own: what it has not found out within SECONDS it leaves out.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +23,12 @@ from ..causes.cause import (
 from ..causes.log_scan import read_log, scan, with_last_message
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object, replace_json
+from ..rundir.files import replace_json
 from ..rundir.foreign_values import is_whole_number
 from ..rundir.monitor_samples import add_lines
 from ..rundir.rank_records import node_rank_records
 from ..rundir.values import counted
-from .files import command_parser, say
+from .files import say
 from .host_memory import memory_counters
 from .own_process import answer_within
 
@@ -40,33 +39,27 @@ if TYPE_CHECKING:
     from ..rundir.monitor_samples import GpuPeaks, NodePeaks
     from .files import Record
 
-SECONDS, LAST_SECONDS = 30, 10
+SECONDS = 30
 _KILLS = ("killed", "host_oom")  # what a log calls a process that was killed
 MOST_RECORDS = 200_000
 
 
-def main(argv: list[str]) -> int:
-    """Write the cause, or with --before the counters to compare with. Returns 0 whatever happens."""
-    signal.signal(signal.SIGALRM, _give_up)
-    signal.alarm(SECONDS + LAST_SECONDS)  # a file system may hang where the cause is written, too
+def write_cause(run_dir: Path, attempt: str, node: str, code: int, before: Record | None) -> None:
+    """Write down what ended the trainers of this node, and say it on stderr. `before` has the kernel's counters from
+    before the training (`memory_counters`, and `at`, when they were read). Raises nothing."""
     try:
-        options = _arguments(argv)
-        causes = attempt_folder(options.run_dir, options.attempt) / file_names.CAUSES
-        counters = (options.counters or causes) / counters_name(options.node)
-        if options.before:
-            replace_json(counters, {"schema": 1, "at": time.time(), **memory_counters()})
-            return 0
-        before = read_object(counters)
-        record = cause_on_node_within(options.run_dir, options.attempt, options.node, options.code, before)
-        replace_json(causes / f"{options.node}.json", record)
-        say(f"{options.node}: {record['kind']}: {record['line']}")
-    except SystemExit:
-        pass  # a wrong argument; argparse has said which
+        record = cause_on_node_within(run_dir, attempt, node, code, before)
+        replace_json(attempt_folder(run_dir, attempt) / file_names.CAUSES / f"{node}.json", record)
+        say(f"{node}: {record['kind']}: {record['line']}")
     except Exception as error:
         say(f"diagnose: {type(error).__name__}: {error}; the cause remains unknown")
-    finally:
-        signal.alarm(0)
-    return 0
+
+
+def write_why(run_dir: Path, attempt: str, node: str, why: str) -> None:
+    """Write down why this node started no trainer. Raises nothing."""
+    with contextlib.suppress(OSError):
+        path = attempt_folder(run_dir, attempt) / file_names.CAUSES / f"{node}.json"
+        replace_json(path, cause("crash", node, why, "job", at=time.time()))
 
 
 def counters_name(node: str) -> str:
@@ -176,11 +169,6 @@ def _full(run_dir: Path) -> bool:
     return status.f_blocks > 0 and status.f_bavail * status.f_frsize < 64 * 1024
 
 
-def _give_up(number: int, frame: object) -> None:
-    say(f"diagnose: nothing can be written for {SECONDS + LAST_SECONDS} s; the cause remains unknown")
-    os._exit(0)
-
-
 def kernel_lines(since: float, path: str = "/dev/kmsg") -> list[str]:
     """Lines of the kernel's log from `since` (unix seconds) on; none where it may not be read (kernel.dmesg_restrict).
 
@@ -217,14 +205,3 @@ def _line(record: bytes, since_boot: float) -> str | None:
     if len(fields) < 3 or not is_whole_number(fields[2]) or int(fields[2]) / 1e6 < since_boot:
         return None
     return text.split("\n", 1)[0]
-
-
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = command_parser("diagnose")
-    parser.add_argument("--node", required=True)
-    parser.add_argument("--before", action="store_true", help="note the counters, before the trainers start")
-    parser.add_argument(
-        "--counters", type=Path, metavar="FOLDER", help="that keeps them; causes/ of the attempt if absent"
-    )
-    parser.add_argument("--code", type=int, default=1, help="what the launcher of the trainers returned")
-    return parser.parse_args(argv)

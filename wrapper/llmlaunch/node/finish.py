@@ -7,10 +7,8 @@ same summary from the same files.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -31,10 +29,10 @@ from ..rundir.run import begun_attempts
 from ..rundir.slow_devices import slow_devices
 from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, is_host, job_of, whole_number
-from .allocation import left_out, lost_nodes, next_nodes, node_failure
+from .allocation import left_out, next_nodes, node_failure
 from .attempt_diagnosis import cause_within
 from .checkpoint import checkpoint_of, read_tracker, saved_step
-from .files import COMES_BACK_LATER, NODES_ON_STDIN, command_parser, say, write_status
+from .files import COMES_BACK_LATER, say, write_status
 from .notice_texts import end_text
 from .notices import notify, wait_for_deliveries
 from .prune import prune
@@ -65,7 +63,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
-ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
 PATIENCE_NODE_SECONDS = 1000.0  # so long all nodes together wait for the summary: 0.5 s where there are 2,000
 
@@ -80,30 +77,50 @@ class Verdict(NamedTuple):
     stop_signal: str  # what asked the trainers to stop: USR1, TERM, PREEMPTED, or empty
 
 
-def main(argv: list[str]) -> int:
-    """Write `status.json` and one line to stderr, print what comes next, and last of all write `summary.json`; returns
-    the exit code of the job."""
-    options = _arguments(argv)
-    directory = attempt_folder(options.run_dir, options.attempt)
-    done = _done_markers(directory, options)
+class Ending(NamedTuple):
+    """An attempt whose step has ended.
+
+    `code` is what the step returned, `done` are nodes that were heard to have ended well, `lost` those that are gone.
+    `pool` are the nodes that the allocation still has, in SLURM's order; empty where the job may not train on in it.
+    """
+
+    run_dir: Path
+    attempt: str
+    nodes: int
+    code: int
+    stop_signal: str = ""  # what asked it to stop: USR1, TERM, PREEMPTED, or empty
+    done: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    pool: tuple[str, ...] = ()
+    marker_seconds: float = 60.0  # for late markers of a file system
+
+
+class Finished(NamedTuple):
+    """The exit code of the job, what comes next, and the nodes that it is to leave out when it starts again."""
+
+    exit_code: int
+    follows: Next
+    at_fault: tuple[str, ...] = ()
+
+
+def finish(ending: Ending) -> Finished:
+    """Judge the attempt: write `status.json` and one line to stderr, and last of all `summary.json`."""
+    directory = attempt_folder(ending.run_dir, ending.attempt)
+    done = _done_markers(directory, ending)
     ranks = rank_records(directory)
-    nodes = _nodes(done, ranks, options.nodes)
+    nodes = _nodes(done, ranks, ending.nodes)
     progress = read_object(directory / file_names.PROGRESS) or {}
-    here = _Here.of(options)
-    verdict = _verdict(options, directory, ranks, nodes, progress, here.lost)
-    at_fault = _at_fault(options.run_dir, options.attempt, verdict.cause)
-    bad = [*here.lost, *at_fault, *_replaced(progress)]
-    unfit = left_out(options.run_dir, options.attempt, bad) if here.nodes else []
-    facts = gather(options.run_dir, options.attempt, verdict, progress)
-    suspected = signs_against(verdict.cause)
-    counts = node_counts(facts.run, facts.layout)
-    fit = next_nodes(here.nodes, here.trained, unfit, suspected, counts)
-    held_nodes = len({*here.nodes} - {*here.lost})
-    facts = facts._replace(nodes=fit, held_nodes=held_nodes)
+    verdict = _verdict(ending, ranks, nodes, progress)
+    at_fault = _at_fault(ending.run_dir, ending.attempt, verdict.cause)
+    facts = gather(ending.run_dir, ending.attempt, verdict, progress)
+    unfit: list[str] = []
+    if _may_train_on(ending, directory):
+        unfit = left_out(ending.run_dir, ending.attempt, [*ending.lost, *at_fault, *_replaced(progress)])
+        facts = facts._replace(nodes=_next_nodes(ending, facts, verdict, unfit), held_nodes=len(ending.pool))
     follows = _decided(facts)
     status = {
         "schema": 1,
-        "attempt": options.attempt,
+        "attempt": ending.attempt,
         "state": verdict.state,
         "exit_code": verdict.exit_code,
         "nodes": nodes,
@@ -114,80 +131,71 @@ def main(argv: list[str]) -> int:
         "cause": verdict.cause,
         "step": progress.get("step"),
         "saved_step": facts.saved_step,
-        "tracker_step": read_tracker(checkpoint_of(options.run_dir, facts.layout)),
+        "tracker_step": read_tracker(checkpoint_of(ending.run_dir, facts.layout)),
         "slow": [device.as_json() for device in slow_devices(progress)],
         "restarts": facts.restarts,
         "fruitless": facts.fruitless,
         "left_out": unfit,
         "next": follows.as_json(),
     }
-    write_status(options.run_dir, status)
-    _notify(options, status, progress, follows)
-    say(f"attempt {options.attempt} {verdict.state}: {verdict.why}")
+    write_status(ending.run_dir, status)
+    _notify(ending, status, progress, follows)
+    _say_what_comes(ending, verdict, facts, follows)
+    _write_the_rest(ending, verdict, facts, follows)
+    return Finished(verdict.exit_code, follows, tuple(at_fault))
+
+
+def _say_what_comes(ending: Ending, verdict: Verdict, facts: Facts, follows: Next) -> None:
+    say(f"attempt {ending.attempt} {verdict.state}: {verdict.why}")
     if verdict.state != "succeeded" and (facts.run.get("restart") or facts.run.get("fallbacks")):
         where = " ".join(follows.nodes) or follows.layout
         say(f"next: {follows.action} {where}".rstrip() + f" ({follows.why})")
-    for number in ENDS:  # the verdict stands: who ends the job now is not to change its exit code
-        signal.signal(number, signal.SIG_IGN)
-    print("next", *_next_for_script(follows, at_fault, here.lost), flush=True)
-    write_summary(options.run_dir, options.attempt, min(PATIENCE_SECONDS, PATIENCE_NODE_SECONDS / options.nodes))
-    if verdict.state == "succeeded":  # the watchdog of the next attempt prunes after any other end
-        in_time(lambda: prune(options.run_dir, options.attempt, facts.layout), PATIENCE_SECONDS)
+
+
+def _write_the_rest(ending: Ending, verdict: Verdict, facts: Facts, follows: Next) -> None:
+    """What may take long, and changes nothing if it is never written."""
+    write_summary(ending.run_dir, ending.attempt, min(PATIENCE_SECONDS, PATIENCE_NODE_SECONDS / ending.nodes))
+    if verdict.state == "succeeded":  # the next attempt prunes after any other end
+        in_time(lambda: prune(ending.run_dir, ending.attempt, facts.layout), PATIENCE_SECONDS)
     if follows.action not in STAYS:
         wait_for_deliveries()
-    return verdict.exit_code
 
 
-def _notify(options: argparse.Namespace, status: Record, progress: Record, follows: Next) -> None:
+def _may_train_on(ending: Ending, directory: Path) -> bool:
+    """Whether the job may train on in its allocation. Where the preflight found too few good nodes it ends."""
+    if not ending.pool or not may_restart_here(read_object(ending.run_dir / file_names.RUN) or {}):
+        return False
+    tried = read_object(directory / file_names.PREFLIGHT_RESULT)
+    return tried is None or bool(tried.get("nodes"))
+
+
+def _next_nodes(ending: Ending, facts: Facts, verdict: Verdict, unfit: Sequence[str]) -> tuple[str, ...]:
+    trained = Attempt(ending.run_dir, ending.attempt).nodes
+    counts = node_counts(facts.run, facts.layout)
+    return next_nodes(ending.pool, trained, unfit, signs_against(verdict.cause), counts)
+
+
+def _notify(ending: Ending, status: Record, progress: Record, follows: Next) -> None:
     """Send the notice of the end, or of what goes on after it: without SLURM nothing puts a job back into a queue."""
     if follows.action not in ("end", *STAYS) and not os.environ.get("SLURM_JOB_ID"):
         follows = Next("end", "without SLURM no job starts again by itself")
     event = "end" if follows.action == "end" else "restart"
     try:
-        goodput = goodput_of(begun_attempts(options.run_dir)).share
-        text = end_text(options.run_dir, status, progress, follows, goodput)
+        goodput = goodput_of(begun_attempts(ending.run_dir)).share
+        text = end_text(ending.run_dir, status, progress, follows, goodput)
     except Exception as error:  # no notice is worth the job's last word
         say(f"notice not written: {type(error).__name__}: {error}")
         return
-    notify(options.run_dir, options.attempt, event, text)
+    notify(ending.run_dir, ending.attempt, event, text)
 
 
-class _Here(NamedTuple):
-    """The allocation, where the job may train on in it: all its nodes in SLURM's order, those of the attempt, and those
-    of them that are lost. Empty where it may not."""
-
-    nodes: tuple[str, ...] = ()
-    trained: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> _Here:
-        if not options.within or not may_restart_here(read_object(options.run_dir / file_names.RUN) or {}):
-            return cls()
-        attempt = Attempt(options.run_dir, options.attempt)
-        tried = read_object(attempt.folder / file_names.PREFLIGHT_RESULT)
-        if tried is not None and not tried.get("nodes"):  # too few were good, and the job script ends
-            return cls()
-        # SLURM starts nothing on any node of a job that it is ending
-        ended_early = options.code or options.nodes > len(attempt.done)
-        lost = lost_nodes(attempt) if ended_early and not options.stop_signal else []
-        return cls(tuple(sys.stdin.read().split()), tuple(attempt.nodes), tuple(lost))
-
-
-def _verdict(
-    options: argparse.Namespace,
-    directory: Path,
-    ranks: list[Record],
-    nodes: list[Record],
-    progress: Record,
-    lost: Sequence[str],
-) -> Verdict:
-    code, why = judge(options.code, ranks, nodes)
-    stop_signal = options.stop_signal
+def _verdict(ending: Ending, ranks: list[Record], nodes: list[Record], progress: Record) -> Verdict:
+    code, why = judge(ending.code, ranks, nodes)
+    stop_signal = ending.stop_signal
     replaced = _replaced(progress)
-    ended_by_watchdog = progress.get("hung") or progress.get("behind") or ended_for_loss(progress) or replaced
-    if not stop_signal and not ended_by_watchdog:  # which did not ask it to stop
-        stop_signal = PREEMPTED if any((directory / file_names.STOP_SIGNALS).glob("*")) else ""
+    ended_by_us = progress.get("hung") or progress.get("behind") or ended_for_loss(progress) or replaced
+    if stop_signal == PREEMPTED and ended_by_us:
+        stop_signal = ""
     if code == 0 and stop_signal and not _is_complete(progress):
         return Verdict("stopped", COMES_BACK_LATER, _stopped(stop_signal, progress), None, stop_signal)
     if code == 0 and replaced and not _is_complete(progress):
@@ -195,8 +203,8 @@ def _verdict(
         return Verdict("stopped", COMES_BACK_LATER, why, None, "")
     if code == 0:
         return Verdict("succeeded", 0, why, None, stop_signal)
-    node_lost = node_failure(lost) if lost else None
-    cause = cause_within(Attempt(options.run_dir, options.attempt), ranks, code, node_lost)
+    node_lost = node_failure(ending.lost) if ending.lost else None
+    cause = cause_within(Attempt(ending.run_dir, ending.attempt), ranks, code, node_lost)
     if stop_signal and _ended_by_order(cause):
         if progress.get("step") is None:  # it had nothing to save
             why = f"{_order(stop_signal)} before any step was logged"
@@ -305,22 +313,6 @@ def _at_fault(run_directory: Path, attempt: str, reason: Record | None) -> list[
     return nodes_to_leave_out([*(cause for cause in earlier if isinstance(cause, dict)), reason])
 
 
-def _next_for_script(follows: Next, at_fault: Sequence[str], lost: Sequence[str]) -> list[str]:
-    if follows.action in ("again", "rollback"):
-        return ["again"]
-    if follows.action == "fallback":
-        return [follows.layout]
-    if follows.action == "restart":
-        on = ",".join(follows.nodes)
-        return ["restart", str(follows.seconds), on, *([",".join(lost)] if lost else [])]
-    nodes = [",".join(at_fault)] if at_fault else []
-    if follows.action == "requeue":
-        return ["requeue", str(follows.seconds), *([*(nodes or ["-"]), ",".join(lost)] if lost else nodes)]
-    if follows.action == "chain" and nodes:
-        return ["chain", *nodes]
-    return ["end"]
-
-
 def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple[int, str]:
     """The job's exit code and the reason in words.
 
@@ -350,21 +342,22 @@ def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple
     return launcher_code, f"the launcher returned {launcher_code}, though every trainer ended with 0"
 
 
-def _done_markers(directory: Path, options: argparse.Namespace) -> list[str]:
-    """Names of the nodes that are done.
+def _done_markers(directory: Path, ending: Ending) -> list[str]:
+    """Names of the nodes that are done: those that said so, and those whose marker is there.
 
-    Where the launcher was content but markers of other nodes are missing, look again for `--wait` seconds: an
-    NFS client may show an old listing for as long as `acdirmax`, 60 s (nfs(5)).
+    Where the step was content but some are missing, look again for `marker_seconds`: an NFS client may show an old
+    listing for as long as `acdirmax`, 60 s (nfs(5)).
     """
-    patience = options.wait if options.code == 0 and options.nodes > 1 else 0.0
+    patience = ending.marker_seconds if ending.code == 0 and ending.nodes > 1 else 0.0
     give_up_at = time.monotonic() + patience
     while True:
         try:
-            markers = sorted(path.name for path in (directory / file_names.DONE).iterdir())
+            markers = {path.name for path in (directory / file_names.DONE).iterdir()}
         except OSError:
-            markers = []
-        if len(markers) >= options.nodes or time.monotonic() >= give_up_at:
-            return markers
+            markers = set()
+        done = sorted({*markers, *ending.done})
+        if len(done) >= ending.nodes or time.monotonic() >= give_up_at:
+            return done
         time.sleep(POLL_SECONDS)
 
 
@@ -403,15 +396,3 @@ def _spools(run_directory: Path) -> list[Path]:
     root = spool_root(os.environ)
     folder = spool_folder(root, str(run_directory))
     return [folder] if is_private(root) and is_private(folder) else []
-
-
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = command_parser("finish", f"with --within: {NODES_ON_STDIN}")
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--code", type=int, required=True, help="what the launcher returned")
-    parser.add_argument("--told", dest="stop_signal", default="", help="what asked the job to stop: USR1 or TERM")
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="for late markers of a file system")
-    parser.add_argument(
-        "--within", action="store_true", help="the job may train on in its allocation, the nodes of stdin"
-    )
-    return parser.parse_args(argv)

@@ -3,26 +3,21 @@ a node of a job on its own disk, so that it need not ask a shared file system fo
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HOOK_FOLDER = "hook"  # its sitecustomize.py runs first
 SOURCES = {f"{HOOK_FOLDER}/sitecustomize.py": "hook.py", f"{HOOK_FOLDER}/llmlaunch_memory_probe.py": "memory_probe.py"}
 
 
-def main(argv: list[str]) -> int:
-    """Write FILES into FOLDER. Returns 0, or 1 where one of them cannot be written."""
-    parser = argparse.ArgumentParser(prog="node.pyz unpack")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="on this node's own disk")
-    parser.add_argument("files", nargs="+", choices=sorted(SOURCES), metavar="FILE")
-    options = parser.parse_args(argv)
-    try:
-        (options.folder / HOOK_FOLDER).mkdir(exist_ok=True)
-        for name in options.files:
-            (options.folder / name).write_bytes(hook_file(name))
-    except OSError:
-        return 1
-    return 0
+def write_hook_files(folder: Path, names: Iterable[str]) -> None:
+    """Write the files of these names, those of SOURCES, below `folder`. Raises OSError."""
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(hook_file(name))
 
 
 def hook_file(name: str) -> bytes:

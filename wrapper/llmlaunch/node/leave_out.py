@@ -7,7 +7,7 @@ together are no more than 5 % of the partition (one node of a small one).
 
 from __future__ import annotations
 
-import argparse
+import os
 import re
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..causes.suspects import most_left_out
 from ..rundir import file_names
 from ..rundir.files import read_object, read_text
-from ..rundir.values import host_names, is_host, is_slurm_job, job_of
-from .files import command_parser, say
+from ..rundir.values import host_names, is_host, is_slurm_job
+from .files import say
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -34,20 +34,20 @@ class PartitionNodes(NamedTuple):
     usable: frozenset[str]
 
 
-def main(argv: list[str]) -> int:
-    """Leave out the nodes for the job itself, or with --chain for the jobs that follow it. Always returns 0."""
-    options = _arguments(argv)
-    at_fault = [node for node in options.at_fault.split(",") if is_host(node)]
-    own_job = job_of(options.attempt)
-    own, partition = _own_exclusion(options.run_dir), _partition(options.partition)
-    for job in _following(options.run_dir, own_job) if options.chain else [own_job]:
-        starts = f"job {job} starts" if options.chain else "the job starts again"
+def leave_out(run_directory: Path, own_job: str, at_fault: Sequence[str], chain: bool = False) -> None:
+    """Leave out the nodes `at_fault` for the job itself, or with `chain` for the jobs that follow it. Not where too few
+    other nodes of the partition are left: SLURM would keep a job waiting for ever."""
+    at_fault = [node for node in at_fault if is_host(node)]
+    needed = int(os.environ.get("SLURM_JOB_NUM_NODES") or 1)
+    own, partition = _own_exclusion(run_directory), _partition(os.environ.get("SLURM_JOB_PARTITION", ""))
+    names = ",".join(at_fault)
+    for job in _following(run_directory, own_job) if chain else [own_job]:
+        starts = f"job {job} starts" if chain else "the job starts again"
         listed = exclusion(at_fault, _excluded(job), own, partition.nodes)
-        if len(partition.usable.difference(listed)) < options.nodes:
-            say(f"{options.at_fault} at fault, but too few other nodes are left; job {job} may get it again")
+        if len(partition.usable.difference(listed)) < needed:
+            say(f"{names} at fault, but too few other nodes are left; job {job} may get it again")
         elif _ask("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(listed)}") is not None:
-            say(f"{options.at_fault} at fault: left out when {starts}")
-    return 0
+            say(f"{names} at fault: left out when {starts}")
 
 
 def exclusion(
@@ -99,12 +99,3 @@ def _ask(*command: str) -> str | None:
     if done.returncode != 0:
         say(f"{' '.join(command[:2])}: {' '.join(done.stderr.split())}")
     return done.stdout if done.returncode == 0 else None
-
-
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = command_parser("leave-out")
-    parser.add_argument("--nodes", type=int, required=True, help="how many the job needs")
-    parser.add_argument("--partition", required=True)
-    parser.add_argument("--chain", action="store_true", help="for the jobs that follow this one")
-    parser.add_argument("at_fault", help="nodes, comma-separated")
-    return parser.parse_args(argv)

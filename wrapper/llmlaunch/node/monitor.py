@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .files import Record
 
-# How long the end waits for the file system, for the driver, and for the file system again. train.sh kills after 5 s.
+# How long the end waits for the file system, for the driver, and for the file system again. The node kills after 5 s.
 LAST_LOOK_SECONDS, LAST_SAMPLE_SECONDS, LAST_LINE_SECONDS = 0.7, 1.5, 1.5
 START_POLL_SECONDS = 0.05
 # Where no peak moved by a step since the last line, every sixth beat is enough: a day of eight GPUs and eight

@@ -100,6 +100,7 @@ def _in_background(act: Callable[[], None]) -> int:
 
 def _let_go(kept: int) -> None:
     """Close every descriptor but `kept`, outlive the signals that end a job, and be killed if all else fails."""
+    signal.set_wakeup_fd(-1)  # a loop's pipe is closed here, too, and its number may be a file's next
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

@@ -11,9 +11,8 @@ import sys
 import threading
 import time
 import types
-import zipimport
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .process_tree import JobProcesses
 from .window_clock import WindowClock
@@ -148,15 +147,14 @@ class NvmlSampler:
 
 
 def load_small(name: str) -> None:
-    """Import `name` from the zip file that this module came from, compiled by a child; nothing where it came from none.
+    """Import `name` from the archive that this module came from, compiled by a child; nothing where it came from none.
 
     To be called before there are threads: it forks. Whatever it raises, an ordinary import may still succeed.
     """
     own = globals().get("__loader__")
-    if name in sys.modules or not isinstance(own, zipimport.zipimporter):
+    if name in sys.modules or not hasattr(own, "archive"):  # of node.pyz (rendering/node_archive.py)
         return
-    # not by importlib: finding a module in a zip file compiles it already
-    code = marshal.loads(_compiled_by_a_child(zipimport.zipimporter(own.archive), name))
+    code = marshal.loads(_compiled_by_a_child(own, name))
     module = types.ModuleType(name)
     sys.modules[name] = module  # it looks itself up
     try:
@@ -166,7 +164,7 @@ def load_small(name: str) -> None:
         raise
 
 
-def _compiled_by_a_child(loader: zipimport.zipimporter, name: str) -> bytes:
+def _compiled_by_a_child(loader: Any, name: str) -> bytes:
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:

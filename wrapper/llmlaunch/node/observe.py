@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .files import say
 from .observer import Observer, is_observed
-from .rank import execute
-from .signals import die_with_parent, end_like
+from .signals import die_with_parent, end_like, execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,12 +6,10 @@ Nothing that goes wrong here fails a job: then the order stays, and the record s
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import statistics
 import subprocess
-import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..placement.search import place
@@ -21,10 +19,11 @@ from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object
 from ..rundir.foreign_values import is_whole_number
 from ..rundir.values import counted, host_names
-from .files import NODES_ON_STDIN, command_parser, say, write_or_say
+from .files import say, write_or_say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from ..placement.search import Placement
     from ..placement.traffic import Term
@@ -47,31 +46,23 @@ class Source(NamedTuple):
     bytes_per_second: list[list[float]]
 
 
-def main(argv: list[str]) -> int:
-    """Read the allocated nodes from stdin, one a line in SLURM's order; write the attempt's `placement.json`.
-
-    Where another order is better it prints two lines: the node of rank 0, and the node ranks in SLURM's order. Nothing
-    is printed where SLURM's order stays. Always returns 0.
-    """
-    options = _arguments(argv)
-    nodes = sys.stdin.read().split()
+def node_order(
+    run_directory: Path, attempt: str, layout: str, nodes: Sequence[str], budget_seconds: float = BUDGET_SECONDS
+) -> list[str]:
+    """Return the nodes by node rank; `nodes` are in SLURM's order. Writes the attempt's `placement.json`."""
     try:
-        record = _decide(options, nodes)
+        record = _decide(run_directory / layout, list(nodes), budget_seconds)
     except Exception as error:  # the job goes on in any case
-        record = _unchanged(nodes, f"placing failed: {type(error).__name__}: {error}")
-    write_or_say(attempt_folder(options.run_dir, options.attempt) / file_names.PLACEMENT, record)
+        record = _unchanged(list(nodes), f"placing failed: {type(error).__name__}: {error}")
+    write_or_say(attempt_folder(run_directory, attempt) / file_names.PLACEMENT, record)
     say(f"node order: {record['why']}")
-    if record["order"] != nodes:
-        ranks = {node: rank for rank, node in enumerate(record["order"])}
-        print(record["order"][0])
-        print(" ".join(str(ranks[node]) for node in nodes))
-    return 0
+    return [str(node) for node in record["order"]]
 
 
-def _decide(options: argparse.Namespace, nodes: list[str]) -> Record:
+def _decide(layout: Path, nodes: list[str], budget_seconds: float) -> Record:
     if len(nodes) == 1:
         return _unchanged(nodes, "there is one node")
-    job = read_object(options.run_dir / options.layout / file_names.PLACEMENT)
+    job = read_object(layout / file_names.PLACEMENT)
     if job is None:
         return _unchanged(nodes, "SLURM's order: placement.json cannot be read")
     terms = _terms(job)
@@ -81,7 +72,7 @@ def _decide(options: argparse.Namespace, nodes: list[str]) -> Record:
     source = _from_matrix(job, nodes, why) or _from_topology(job, nodes, why)
     if source is None:
         return _unchanged(nodes, f"SLURM's order: {'; '.join(why)}")
-    return _placed(nodes, terms, source, place(terms, inverse(source.bytes_per_second), options.budget))
+    return _placed(nodes, terms, source, place(terms, inverse(source.bytes_per_second), budget_seconds))
 
 
 def _terms(job: Record) -> dict[str, Term]:
@@ -205,10 +196,3 @@ def _units(text: str, wanted: set[str]) -> Iterator[Unit]:
 
 def _level(units: Sequence[Unit], a: str, b: str, top: int) -> int:
     return next((level for level, below in units if a in below and b in below), top)
-
-
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = command_parser("place", NODES_ON_STDIN)
-    parser.add_argument("--layout", default=".", help="folder of the layout that is trained")
-    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS", help="for the search")
-    return parser.parse_args(argv)

@@ -14,7 +14,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,19 +27,18 @@ from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import appended_records, read_object, replace_json
 from ..rundir.foreign_values import is_whole_number
-from .files import NODES_ON_STDIN, RecordAppender, command_parser, say
+from .files import RecordAppender, command_parser, say
 from .preflight_checks import node_facts
 from .preflight_verdict import DOES, NOT_STARTED, STAGES, bad_nodes, reached, site_warnings
 from .signals import die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from .files import Record
 
 # The driver itself takes up to about 1 GiB; what goes beyond is another process's.
 MOST_USED_BYTES = 3 * 2**30
-TOO_FEW = 3
 
 
 def main(argv: list[str]) -> int:
@@ -239,17 +237,13 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def choose(argv: list[str]) -> int:
-    """Read the allocated nodes from stdin, one a line in SLURM's order; print those to train on, one a line.
+def choose(run_directory: Path, attempt: str, allocated: Sequence[str], wanted: int) -> list[str]:
+    """Return so many of the `allocated` nodes, in their order, that were found good; none where too few are.
 
     `preflight.json` of the attempt says which were chosen and what is wrong with the others; each of these gets a cause
-    of its own. Returns 0, or 3 where too few are good.
+    of its own.
     """
-    parser = command_parser("choose", NODES_ON_STDIN)
-    parser.add_argument("--nodes", required=True, type=int, help="how many are to train")
-    options = parser.parse_args(argv)
-    allocated = sys.stdin.read().split()
-    directory = attempt_folder(options.run_dir, options.attempt)
+    directory = attempt_folder(run_directory, attempt)
     markers = {node: read_marker(directory / file_names.PREFLIGHT / f"{node}.jsonl") for node in allocated}
     without_image = failed_imports(directory)
     bad = _without_container_failures(bad_nodes(markers), directory / file_names.PREFLIGHT)
@@ -264,9 +258,9 @@ def choose(argv: list[str]) -> int:
         *(node for node in good if node not in without_image),
         *(node for node in good if node in without_image),
     ]
-    chosen = [node for node in good if node in preferred[: options.nodes]]
+    chosen = [node for node in good if node in preferred[:wanted]]
     spare = [node for node in good if node not in chosen and node not in without_image]
-    enough = len(chosen) == options.nodes
+    enough = len(chosen) == wanted
     # What is wrong everywhere is seldom the nodes' fault: a wrong recipe, an environment that lacks something.
     all_bad = len(allocated) > 1 and len(bad) == len(allocated)
     warnings = site_warnings(markers)
@@ -276,7 +270,7 @@ def choose(argv: list[str]) -> int:
         "spare": spare,
         "bad": bad,
         "warnings": warnings,
-        "why": _why(allocated, bad, options.nodes, enough, all_bad, markers),
+        "why": _why(list(allocated), bad, wanted, enough, all_bad, markers),
     }
     say(f"preflight: {record['why']}")
     for text in warnings:
@@ -290,10 +284,7 @@ def choose(argv: list[str]) -> int:
             replace_json(directory / file_names.ATTEMPT, {**begun, "nodes": chosen})
     except OSError as error:
         say(f"preflight.json not written: {error.strerror}")
-    if not enough:
-        return TOO_FEW
-    print("\n".join(chosen))
-    return 0
+    return chosen if enough else []
 
 
 def read_marker(path: Path) -> Record | None:

@@ -130,7 +130,7 @@ class RankProcesses:
 
 
 class RankRecords:
-    """What the rank wrappers of one node wrote, read from their file in the run directory as it grows."""
+    """What was written of one node's ranks, read from its file in the run directory as it grows."""
 
     def __init__(self, run_directory: Path, attempt: str, node: str) -> None:
         self.records: dict[int, Record] = {}  # by rank; replaced, never changed

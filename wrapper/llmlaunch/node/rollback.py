@@ -160,7 +160,7 @@ def _skip(policy: Record, bad: BadLoss, step: int, steps: object) -> list[int] |
 
 
 def write_skips(run_directory: Path, attempt: str, skips: list[list[int]], from_step: int) -> None:
-    """Write the steps after `from_step` that the trainers are to leave out, for train.sh. Raises OSError."""
+    """Write the steps after `from_step` that the trainers are to leave out, for the nodes. Raises OSError."""
     left = {step for first, last in skips for step in range(max(first, from_step + 1), last + 1)[:MOST_SKIPS]}
     if left:
         text = " ".join(map(str, sorted(left)[:MOST_SKIPS]))

@@ -5,9 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from ..rundir.foreign_values import is_whole_number
+from .files import say
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has them
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -36,6 +42,15 @@ def die_with_parent(number: int, parent: int = 0) -> None:
         pass
     if parent and os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def execute(program: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Turn this process into `program`. Returns the exit code of a shell where that cannot be started."""
+    try:
+        os.execvpe(program[0], list(program), environment)
+    except OSError as error:
+        say(f"cannot start {program[0]}: {error.strerror}")
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 
 def signal_name(number: int) -> str:

@@ -21,7 +21,7 @@ from .files import open_to_append, say
 from .process_tree import listeners
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 STACKS_VARIABLE = "LLMLAUNCH_STACKS"
 WRITES_STACKS = signal.SIGURG  # what the hook listens to; it ends nobody who does not
@@ -45,12 +45,12 @@ class RankStacks:
         self._path: Path | None = None
         self._delivered = 0
         self._lock = threading.Lock()
-        os.environ[STACKS_VARIABLE] = ""  # where the file cannot be made, the hook falls back on the log
+        self.variable = ""  # of the trainer; where the file cannot be made, the hook falls back on the log
         with contextlib.suppress(OSError):
             descriptor, name = tempfile.mkstemp(f".{rank}.txt", "llmlaunch-stacks.", folder)
             os.close(descriptor)
             self._path = Path(name)
-            os.environ[STACKS_VARIABLE] = name
+            self.variable = name
 
     def collect(self) -> None:
         """Deliver, from a thread of its own, what the trainer writes from now on."""
@@ -92,7 +92,7 @@ class RankStacks:
             self._delivered += len(text)
 
 
-def ask_for_stacks(program: int, rank: int, stacks: RankStacks | None) -> None:
+def ask_for_stacks(program: int, rank: int, stacks: RankStacks | None, environment: Mapping[str, str]) -> None:
     """Ask the program for its stacks, or where it is a shell those below it that have the hook. Raises nothing."""
     with contextlib.suppress(OSError):
         for pid in listeners(program, WRITES_STACKS):
@@ -100,7 +100,7 @@ def ask_for_stacks(program: int, rank: int, stacks: RankStacks | None) -> None:
                 os.kill(pid, WRITES_STACKS)
     if stacks is not None:
         stacks.collect()
-    stem = os.environ.get(PIPE_VARIABLE)
+    stem = environment.get(PIPE_VARIABLE)
     if stem:
         _poke(Path(f"{stem}{rank}.pipe"))
 

@@ -190,13 +190,13 @@ class TechniqueSpace:
         """The switches of each of `step` that nobody asked for."""
         return tuple(switches_beside(self.own, step) for step in self.step)
 
-    @property
+    @cached_property
     def sparing_steps(self) -> tuple[int, ...]:
         """Indices of the step techniques with no switches but such as may spare memory: what is safe with others is
         safe with one of these."""
         return tuple(i for i, names in enumerate(self.switches) if SPARING_SWITCHES.issuperset(names))
 
-    @property
+    @cached_property
     def step_without_amounts(self) -> tuple[int, ...]:
         """Indices of the step techniques that leave no amount to solve."""
         return tuple(i for i, step in enumerate(self.step) if step.solved is None)

@@ -100,9 +100,9 @@ def _rank_columns(
 def most_that_fit(
     bytes_of: Callable[[IntColumn, IntColumn], FloatColumn], top: IntColumn, limit_bytes: float
 ) -> IntColumn:
-    """Return for each cell the most layers, 0 to `top`, whose `bytes_of(cells, layers)` are within the limit."""
-    cells = np.arange(len(top))
-    least, all_ = bytes_of(cells, np.ones_like(top)), bytes_of(cells, top)
+    """Return for each cell the most layers, 0 to `top`, whose `bytes_of(cells, layers)` are within the limit. A guess
+    and the next count are asked together: a call costs more than its cells, and these two mostly decide."""
+    least, all_ = np.split(bytes_of(np.tile(np.arange(len(top)), 2), np.concatenate([np.ones_like(top), top])), 2)
     # low fits (or is none), high does not (or is past the top)
     low = np.where(all_ <= limit_bytes, top, np.where(least <= limit_bytes, 1, 0))
     high = np.where(all_ <= limit_bytes, top + 1, np.where(least <= limit_bytes, top, 1))
@@ -115,10 +115,12 @@ def most_that_fit(
         a, b = low[cells], high[cells]
         share = (limit_bytes - below[cells]) / (above[cells] - below[cells]) if step < CHORDS else 0.5
         guess = np.clip(a + np.floor(share * (b - a)).astype(np.int64), a + 1, b - 1)
-        bytes_ = bytes_of(cells, guess)
-        fits = bytes_ <= limit_bytes
-        low[cells], below[cells] = np.where(fits, guess, a), np.where(fits, bytes_, below[cells])
-        high[cells], above[cells] = np.where(fits, b, guess), np.where(fits, above[cells], bytes_)
+        counts = guess, np.minimum(guess + 1, b - 1)
+        for count, bytes_ in zip(counts, np.split(bytes_of(np.tile(cells, 2), np.concatenate(counts)), 2), strict=True):
+            inside = count < high[cells]  # the next count is not, where the guess does not fit
+            fits, over = inside & (bytes_ <= limit_bytes), inside & (bytes_ > limit_bytes)
+            low[cells], below[cells] = np.where(fits, count, low[cells]), np.where(fits, bytes_, below[cells])
+            high[cells], above[cells] = np.where(over, count, high[cells]), np.where(over, bytes_, above[cells])
         step += 1
 
 

@@ -169,7 +169,7 @@ def local_interpreter_findings(recipe: Recipe, environment: Mapping[str, str]) -
 
 
 def _unnamed(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The job takes the first Python on PATH that has torch (templates/train.sh.j2), and SLURM carries PATH along."""
+    """The job takes the first Python on PATH that has torch (node/node_environment.py), and SLURM carries PATH."""
     candidates = _candidates(environment)
     if _prepared(recipe, environment) or not candidates:
         return

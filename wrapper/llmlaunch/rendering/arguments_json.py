@@ -18,8 +18,10 @@ from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.planner.racks import group_nodes
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import place_of, written_document
+from llmlaunch.rendering.launch import OUR_VARIABLES, exported
 from llmlaunch.rendering.restarts import warning_seconds
-from llmlaunch.rendering.scripts import DIRECTIVE_REASONS, OUR_VARIABLES, exported, sbatch_options
+from llmlaunch.rendering.scripts import DIRECTIVE_REASONS, sbatch_options
+from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import object_in
 from llmlaunch.rundir.values import shortened
 from llmlaunch.techniques import Techniques
@@ -174,7 +176,7 @@ def _arguments(recipe: Recipe, plan: Plan, rendered: Rendered, origins: Origins)
     yield from _own("backend.script_args", recipe.backend.script_args, origins, classes)
     for argument in rendered.arguments:
         value = " ".join(_shown_word(word) for word in argument.values)
-        yield _entry("train.sh", "argument", argument.flag, value, argument.reason, origins)
+        yield _entry(file_names.COMMAND, "argument", argument.flag, value, argument.reason, origins)
     yield from _own("backend.extra_args", recipe.backend.command_line_args, origins, classes)
 
 
@@ -182,7 +184,7 @@ def _own(key: str, arguments: Sequence[str], origins: Origins, classes: Mapping[
     """The person's own words, with the class of each."""
     for flag, value in _grouped(arguments):
         why = classes.get(" ".join(filter(None, (flag.replace("=", " ", 1), value))), "")
-        yield _entry("train.sh", "argument", flag, value, Reason((key,), why), origins)
+        yield _entry(file_names.COMMAND, "argument", flag, value, Reason((key,), why), origins)
 
 
 def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -202,7 +204,7 @@ def _variables(recipe: Recipe, rendered: Rendered, origins: Origins) -> Iterator
             reason = Reason((f"{owner}.{name}",))
         else:
             reason = {**OUR_VARIABLES, **rendered.variables}.get(name, Reason())
-        yield _entry("train.sh", "variable", name, value, reason, origins)
+        yield _entry(file_names.RUN, "variable", name, value, reason, origins)
 
 
 def _settings(rendered: Rendered, origins: Origins) -> Iterator[Entry]:

@@ -1,31 +1,96 @@
-"""`node.pyz`: everything a compute node runs, in one file that needs Python >= 3.8 and nothing installed."""
+"""`node.pyz`: everything that the batch host and the nodes of a job run, in one file that needs Python 3.9 or newer and
+nothing installed."""
 
 from __future__ import annotations
 
+import ast
 import io
-import marshal
 import zipfile
+from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
-from importlib.machinery import SourceFileLoader
-from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
-from types import CodeType
 
-import llmlaunch.causes
-import llmlaunch.frameworks
-import llmlaunch.node
-import llmlaunch.placement
-import llmlaunch.rundir
+import llmlaunch
 from llmlaunch.errors import UserError
 from llmlaunch.trainers import HOOK, MEMORY_PROBE
 
-# Also parsed by the Python that is too old, so that it can say so.
+# Also parsed by a Python that is too old, so that it can say so. The archive is read once: Python's own importer opens
+# it for each module, and thousands of nodes would ask one shared file server for that.
 MAIN = """\
 import sys
 
-if sys.version_info < (3, 8):
-    sys.exit("llmlaunch: node.pyz needs Python >= 3.8; %s is %d.%d" % ((sys.executable,) + sys.version_info[:2]))
+if sys.version_info < (3, 9):
+    sys.exit("llmlaunch needs Python 3.9 or newer here, and %s is %d.%d; name one in LLMLAUNCH_PYTHON, or load a "
+             "module in the setup lines of the recipe" % ((sys.executable,) + sys.version_info[:2]))
+
+import io
+import zipfile
+from importlib.machinery import ModuleSpec
+
+
+class Archive(object):
+    \"\"\"Finds and loads the modules of this archive, which it holds in memory.\"\"\"
+
+    def __init__(self, path):
+        self.archive = path
+        with open(path, "rb") as file:
+            self._files = zipfile.ZipFile(io.BytesIO(file.read()))
+        self._names = frozenset(self._files.namelist())
+
+    def find_spec(self, name, path=None, target=None):
+        inner = name.replace(".", "/")
+        for file, is_package in ((inner + "/__init__.py", True), (inner + ".py", False)):
+            if file in self._names:
+                spec = ModuleSpec(name, self, origin=self.archive + "/" + file, is_package=is_package)
+                spec.has_location = True
+                if is_package:
+                    spec.submodule_search_locations.append(self.archive + "/" + inner)
+                return spec
+        return None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        exec(self.get_code(module.__name__), module.__dict__)
+
+    def get_source(self, name):
+        return self.get_data(self.find_spec(name).origin).decode()
+
+    def get_code(self, name):
+        return compile(self.get_source(name), self.find_spec(name).origin, "exec", dont_inherit=True)
+
+    def get_data(self, path):
+        return self._files.read(path[len(self.archive) + 1:])
+
+    def folder(self, path):
+        if not path.startswith(self.archive + "/"):
+            raise ImportError(path)
+        inner = path[len(self.archive) + 1:] + "/"
+        return Folder(name[len(inner):] for name in self._names if name.startswith(inner))
+
+
+class Folder(object):
+    \"\"\"A package of the archive, for pkgutil.iter_modules.\"\"\"
+
+    def __init__(self, names):
+        self._names = sorted(names)
+
+    def find_spec(self, name, target=None):
+        return None
+
+    def iter_modules(self, prefix=""):
+        for name in self._names:
+            if name.endswith("/__init__.py") and name.count("/") == 1:
+                yield prefix + name[:-len("/__init__.py")], True
+            elif "/" not in name and name != "__init__.py":
+                yield prefix + name[:-len(".py")], False
+
+
+archive = Archive(sys.path[0])
+sys.meta_path.insert(0, archive)
+sys.path_hooks.insert(0, archive.folder)
 
 from llmlaunch.node.__main__ import main
 
@@ -33,30 +98,26 @@ main()
 """
 SHEBANG = b"#!/usr/bin/env python3\n"
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest a zip file can hold
-UNCHECKED_HASH = (1).to_bytes(4, "little")  # flags of bytecode that is not compared with its source (PEP 552)
+PROGRAMS = ("node/__main__.py", "node/job.py", "node/training_node.py", "node/monitor.py", "node/prune.py")
+OBSERVING = ("node/__main__.py", "node/observe.py")
+_PACKAGE = Path(str(llmlaunch.__file__)).parent
 
 
 @cache
-def node_archive() -> bytes:
-    """The bytes of `node.pyz`: the packages `node`, `causes`, `placement` and `rundir` in an otherwise empty
-    `llmlaunch`, what each framework says when it fails, the files that `observe` gives to trainers, and NVIDIA's
-    `pynvml.py` unchanged.
+def node_archive(programs: tuple[str, ...] = PROGRAMS) -> bytes:
+    """Return the bytes of `node.pyz`: the modules that `programs` import, without docstrings, in an otherwise empty
+    `llmlaunch`; what each framework says when it fails; the files that trainers import first; and NVIDIA's `pynvml.py`
+    unchanged.
 
-    Beside each module of ours lies its bytecode, which a Python of this one's version loads; any other reads the
-    source. A job runs some ten commands on each node, and compiling took half of their time.
-
-    The same versions of all three give the same bytes on any machine: fixed order, times and modes, and stored, since
-    what a deflater writes depends on its version. Raises UserError where nvidia-ml-py is not installed.
+    The same versions of both give the same bytes on any machine: fixed order, times and modes, and stored, since what a
+    deflater writes depends on its version. Raises UserError where nvidia-ml-py is not installed.
     """
-    modules: dict[str, Path] = {}
-    for package in (llmlaunch.causes, llmlaunch.node, llmlaunch.placement, llmlaunch.rundir):
-        folder = Path(str(package.__file__)).parent
-        modules |= {f"llmlaunch/{folder.name}/{path.name}": path for path in folder.glob("*.py")}
-    modules |= _failure_patterns()
-    files = {"__main__.py": MAIN.encode(), "pynvml.py": _pynvml_source(), "llmlaunch/__init__.py": b""}
+    modules = {*_needed_by(programs), *_failure_patterns()}
+    packages = {path.parent / "__init__.py" for path in modules if path.parent != Path()} - {Path("__init__.py")}
+    sources = {path: (_PACKAGE / path).read_text(encoding="utf-8") for path in modules | packages}
+    files = {f"llmlaunch/{path.as_posix()}": without_docstrings(text).encode() for path, text in sources.items()}
     files |= {f"llmlaunch/trainers/{path.name}": path.read_bytes() for path in (HOOK, MEMORY_PROBE)}
-    for name, path in modules.items():
-        files |= {name: path.read_bytes(), f"{name}c": _bytecode(name, path)}
+    files |= {"__main__.py": MAIN.encode(), "pynvml.py": _pynvml_source(), "llmlaunch/__init__.py": b""}
     buffer = io.BytesIO()
     buffer.write(SHEBANG)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
@@ -68,12 +129,46 @@ def node_archive() -> bytes:
     return buffer.getvalue()
 
 
-def _failure_patterns() -> dict[str, Path]:
-    """Return the modules in which each framework's folder says how it fails, and the packages that hold them."""
-    backends = Path(str(llmlaunch.frameworks.__file__)).parent
-    failures = sorted(backends.glob("*/failures.py"))
-    paths = [backends / "__init__.py", *(path.with_name("__init__.py") for path in failures), *failures]
-    return {f"llmlaunch/{path.relative_to(backends.parent).as_posix()}": path for path in paths}
+def _needed_by(programs: tuple[str, ...]) -> set[Path]:
+    """Return `programs` and all modules that they import, directly or not, by their place in the package."""
+    found: set[Path] = set()
+    waiting = [Path(name) for name in programs]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += _imported_by(path)
+    return found
+
+
+def _imported_by(path: Path) -> Iterator[Path]:
+    """Yield the modules that one module imports relative to itself, at its head or where it needs them."""
+    for node in ast.walk(ast.parse((_PACKAGE / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = path.parents[node.level - 1]
+            base = folder.joinpath(*(node.module or "").split(".")) if node.module else folder
+            for target in (base, *(base / alias.name for alias in node.names)):
+                for file in (target.with_suffix(".py"), target / "__init__.py"):
+                    if file.parent != Path() and (_PACKAGE / file).is_file():
+                        yield file
+
+
+def _failure_patterns() -> set[Path]:
+    """Return the modules in which each framework's folder says how it fails, and the package that holds them."""
+    failures = {path.relative_to(_PACKAGE) for path in (_PACKAGE / "frameworks").glob("*/failures.py")}
+    return {Path("frameworks/__init__.py"), *failures}
+
+
+def without_docstrings(source: str) -> str:
+    """Return a module's source with empty docstrings: every statement keeps its line."""
+    lines = source.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            text = node.body[0]
+            last = text.end_lineno or text.lineno
+            lines[text.lineno - 1] = lines[text.lineno - 1][: text.col_offset] + '""\n'
+            lines[text.lineno : last] = ["\n"] * (last - text.lineno)
+    return "".join(lines)
 
 
 def _pynvml_source() -> bytes:
@@ -84,21 +179,3 @@ def _pynvml_source() -> bytes:
         raise UserError(
             "nvidia-ml-py is not installed in this Python, so node.pyz cannot be built: pip install nvidia-ml-py"
         ) from error
-
-
-def _bytecode(name: str, path: Path) -> bytes:
-    """What a `.pyc` of the module at `path` holds (PEP 552), compiled anew only where no cache of it is at hand.
-
-    Of marshal's formats, the second is the newest whose bytes do not depend on who else refers to an object.
-    """
-    module = path.stem
-    code = SourceFileLoader(module, str(path)).get_code(module)
-    assert isinstance(code, CodeType)
-    return MAGIC_NUMBER + UNCHECKED_HASH + source_hash(path.read_bytes()) + marshal.dumps(_named(code, name), 2)
-
-
-def _named(code: CodeType, name: str) -> CodeType:
-    """The same code as if compiled from a file `name`, with all that is defined in it: tracebacks show it, and no path
-    of this machine."""
-    constants = tuple(_named(item, name) if isinstance(item, CodeType) else item for item in code.co_consts)
-    return code.replace(co_filename=name, co_consts=constants)

@@ -19,6 +19,7 @@ from llmlaunch.planner.plan import Fallback, Plan, as_planned
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.arguments_json import arguments_json
+from llmlaunch.rendering.launch import SNAPSHOT_FOLDER, command_text, hook_files, launch_json
 from llmlaunch.rendering.node_archive import node_archive
 from llmlaunch.rendering.provenance import Provenance, copy_snapshot, gather_provenance
 from llmlaunch.rendering.restarts import is_placed
@@ -30,12 +31,12 @@ from llmlaunch.rendering.run_json import (
     placement_json,
     run_description,
 )
-from llmlaunch.rendering.scripts import SNAPSHOT_FOLDER, hook_files, job_script, train_script
+from llmlaunch.rendering.scripts import job_json, job_script
 from llmlaunch.rendering.tracking import CONFIG_FILE, wandb_config
 from llmlaunch.rundir import file_names
 from llmlaunch.trainers import PREFLIGHT
 
-_EXECUTABLE = frozenset({file_names.JOB_SCRIPT, file_names.NODE_SCRIPT})
+_EXECUTABLE = frozenset({file_names.JOB_SCRIPT})
 _FOLDERS = (file_names.LOGS, file_names.PEAKS, file_names.ATTEMPTS)  # sbatch and srun make no folders
 _RESERVED = frozenset({*_FOLDERS, SNAPSHOT_FOLDER, FALLBACK_FOLDER, FEWER_NODES_FOLDER})
 
@@ -59,8 +60,8 @@ def run_files(
         file_names.RECIPE: text_bytes(recipe.text),
         file_names.PLAN: json_bytes(plan_json),
         "arguments.json": json_bytes(arguments_json(recipe, plan, rendered)),
-        file_names.JOB_SCRIPT: text_bytes(job_script(recipe, plan, prepares=bool(rendered.check or rendered.prepare))),
-        file_names.NODE_SCRIPT: text_bytes(train_script(recipe, rendered, code_root)),
+        file_names.JOB_SCRIPT: text_bytes(job_script(recipe, plan)),
+        file_names.COMMAND: text_bytes(command_text(recipe, rendered, code_root)),
         file_names.NODE_ARCHIVE: node_archive(),
         "code.json": json_bytes(provenance.code),
     }
@@ -80,8 +81,13 @@ def run_files(
         files[name] = content
     files |= layout_files(recipe, plan, rendered, code_root)
     # what there was, for whoever looks what is left of it
-    listed = {"files": sorted({*files, file_names.RUN})}
-    return {**files, file_names.RUN: json_bytes({**(described or run_description(recipe, plan, rendered)), **listed})}
+    described = {
+        **(described or run_description(recipe, plan, rendered)),
+        "job": job_json(recipe, plan, bool(rendered.check or rendered.prepare)),
+        "launch": launch_json(recipe, rendered, code_root),
+        "files": sorted({*files, file_names.RUN}),
+    }
+    return {**files, file_names.RUN: json_bytes(described)}
 
 
 def render_run(
@@ -150,7 +156,7 @@ def layout_files(recipe: Recipe, plan: Plan, shared: Rendered, code_root: PurePa
     """The files of all other layouts by relative path; `shared` is what the backend rendered for the planned one.
 
     Files of the backend that differ from the planned layout's lie with the other one, and its words name them there.
-    Raises UserError as the backend's `render` and `train_script` do.
+    Raises UserError as the backend's `render` and `launch_json` do.
     """
     files: dict[str, bytes] = {}
     for folder, planned, other in (*_fallbacks(recipe, plan), *_for_fewer_nodes(recipe, plan)):
@@ -158,10 +164,12 @@ def layout_files(recipe: Recipe, plan: Plan, shared: Rendered, code_root: PurePa
         own = {name: content for name, content in rendered.files.items() if shared.files.get(name) != content}
         rendered = _with_own_files(rendered, folder, own)
         described = {
-            "plan.json": json_bytes(plan_json(replace(other, fallbacks=None))),
-            "run.json": json_bytes(run_description(planned, other, rendered)),
-            "arguments.json": json_bytes(arguments_json(planned, other, rendered)),
-            "train.sh": text_bytes(train_script(planned, rendered, code_root)),
+            file_names.PLAN: json_bytes(plan_json(replace(other, fallbacks=None))),
+            file_names.RUN: json_bytes(
+                {**run_description(planned, other, rendered), "launch": launch_json(planned, rendered, code_root)}
+            ),
+            file_names.ARGUMENTS: json_bytes(arguments_json(planned, other, rendered)),
+            file_names.COMMAND: text_bytes(command_text(planned, rendered, code_root)),
         }
         if recipe.tracking.wandb is not None:
             described[CONFIG_FILE] = wandb_config(planned, other)

@@ -1,29 +1,32 @@
-"""job.sbatch and train.sh: what their templates are filled with. The `#SBATCH` lines are what the job needs, what its
-site wants and what the recipe asks for."""
+"""job.sbatch: what its template is filled with. The `#SBATCH` lines are what the job needs, what its site wants and
+what the recipe asks for."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
-from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.documents.slurm_options import GPU_OPTIONS, other_gres, refused_sbatch_option, sbatch_value_problem
 from llmlaunch.documents.templates import has_own_templates
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable, Reason, Word
+from llmlaunch.frameworks.argument import Reason
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.checkpoints import skip_flag
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.racks import group_nodes, segment_nodes
 from llmlaunch.recipe.containers import is_imported
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rendering.launch import (
+    PROBE_FILE,
+    command_text,
+    hook_files,
+    if_a_path,
+    launch_json,
+    naming,
+)
 from llmlaunch.rendering.restarts import (
     is_placed,
     late_end_seconds,
     restart_by,
-    restarts_here,
     warning_seconds,
 )
 from llmlaunch.rendering.shell import (
@@ -34,161 +37,80 @@ from llmlaunch.rendering.shell import (
     shell_word,
     variable_name,
 )
-from llmlaunch.rendering.tracking import TRACKING_REASONS, tracking_environment
-from llmlaunch.rundir import file_names
-from llmlaunch.trainers import HOOK, MEMORY_PROBE
-
-SNAPSHOT_FOLDER = "code"
-PROBE_FILE = "hook/llmlaunch_memory_probe.py"
-
-PREFLIGHT_SECONDS = 180
-FILES_OF_A_NODE = 512
-"""Open files of a process beside its connections to other ranks: libraries, data, devices, pipes."""
-
-OUR_VARIABLES = {
-    "PYTHONUNBUFFERED": Reason(why="a line of the log appears when it is written"),
-    "CUDA_DEVICE_ORDER": Reason(why="the order NVML counts in, so that ranks and peaks match"),
-    **TRACKING_REASONS,
-}
 
 
-def job_script(recipe: Recipe, plan: Plan, prepares: bool = False) -> str:
-    """job.sbatch; with `prepares` one node checks or builds something first. Raises UserError for a recipe value no
-    directive or shell word can hold."""
-    with _naming(recipe):
-        return render_template("job.sbatch.j2", _job_values(recipe, plan, prepares))
-
-
-def train_script(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> str:
-    """train.sh. `code_root` is the source tree a snapshot was taken of, None without one: words and variables that
-    name a place below it then name the copy in the run directory. Raises UserError as `job_script` does."""
-    with _naming(recipe):
-        return render_template("train.sh.j2", _train_values(recipe, rendered, code_root))
+def job_script(recipe: Recipe, plan: Plan) -> str:
+    """Return job.sbatch. Raises UserError for a recipe value no directive or shell word can hold."""
+    with naming(recipe):
+        return render_template("job.sbatch.j2", _job_values(recipe, plan))
 
 
 def refuse_unrenderable(recipe: Recipe, plan: Plan, rendered: Rendered, prepares: bool) -> None:
-    """Raise UserError for what `job_script` and `train_script` would refuse.
+    """Raise UserError for what `job_script`, `job_json`, `launch_json` and `command_text` would refuse.
 
     In the shipped templates only a value can be wrong, so they are not rendered for it, which would be a tenth of
     `check`; templates of the person's own are.
     """
     if has_own_templates():
-        job_script(recipe, plan, prepares)
-        train_script(recipe, rendered, None)
-        return
-    with _naming(recipe):
-        refuse_unwritable(_job_values(recipe, plan, prepares))
-        refuse_unwritable(_train_values(recipe, rendered, None))
+        job_script(recipe, plan)
+    with naming(recipe):
+        refuse_unwritable(_job_values(recipe, plan))
+    job_json(recipe, plan, prepares)
+    launch_json(recipe, rendered, None)
+    command_text(recipe, rendered, None)
 
 
-@contextlib.contextmanager
-def _naming(recipe: Recipe) -> Iterator[None]:
-    """Name the recipe's file in what is refused of it."""
-    try:
-        yield
-    except UserError as error:
-        raise type(error)(f"{recipe.path}: {error}") from error
-
-
-def _job_values(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]:
+def _job_values(recipe: Recipe, plan: Plan) -> dict[str, object]:
     options = sbatch_options(recipe, warning_seconds(recipe, plan), group_nodes(recipe.cluster, plan.layout))
     lines = [directive(option, value) for option, value in options.items()]
     return {
         "directives": [line for line in lines if line],
-        "name": recipe.name,
-        "nodes": recipe.nodes,
-        "allocated": recipe.nodes + recipe.spare_nodes,
-        "restarts_here": restarts_here(recipe),
-        "fewer_nodes": plan.fewer_nodes is not None,
-        "requeues": restart_by(recipe) == "requeue",
-        "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
-        "late_end_seconds": late_end_seconds(recipe, plan),
-        "preflight": recipe.preflight,
-        "preflight_seconds": PREFLIGHT_SECONDS,
-        "prepare": prepares,
         "setup": setup_lines(recipe),
-        "secrets": recipe.secrets,
-        "webhook": (recipe.notify and recipe.notify.webhook) or "",
-        "container": recipe.container,
-        "imports": is_imported(recipe.container),
-        "mounted": paths_to_mount(recipe),
-        "checkpoints": _unless_brought(recipe, recipe.training.checkpoint_path, written=True),
-        "gpus": recipe.cluster.accelerator.kind == "gpu",
-        "devices_per_node": recipe.cluster.devices_per_node,
-        "step_gres": _step_gres(recipe),
-        "srun": _srun_options(recipe),
-        "python": recipe.python or "",
-        "placed": is_placed(recipe),
-        "flight_recorder": _records_flight(recipe),
-        "probed": PROBE_FILE in hook_files(recipe),
+        "python": _python(recipe),
     }
 
 
-def _train_values(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> dict[str, object]:
+def _python(recipe: Recipe) -> ShellText:
+    """The Python of the batch host: the recipe's, unless that is the container's."""
+    named = recipe.python if recipe.container is None else None
+    return ShellText('"${LLMLAUNCH_PYTHON:-python3}"' if named is None else shell_word(named))
+
+
+def job_json(recipe: Recipe, plan: Plan, prepares: bool) -> dict[str, object]:
+    """Return `job` of run.json (docs/run-files.md): what `node.pyz job` is told beside what other parts say. With
+    `prepares` one node checks or builds something first. Raises UserError for a path no mount can hold, and for what no
+    argument can."""
+    with naming(recipe):
+        job = {
+            "allocated": recipe.nodes + recipe.spare_nodes,
+            "python": recipe.python or "",
+            "secrets": [variable_name(name) for name in recipe.secrets],
+            "preflight": recipe.preflight,
+            "prepares": prepares,
+            "is_placed": is_placed(recipe),
+            "is_probed": PROBE_FILE in hook_files(recipe),
+            "waits_for_devices": recipe.cluster.accelerator.kind == "gpu",
+            "late_end_seconds": late_end_seconds(recipe, plan),
+            "srun": _srun_options(recipe),
+            "step_gres": _step_gres(recipe) if recipe.cluster.accelerator.kind == "gpu" else "",
+            "container": _container_json(recipe),
+        }
+        refuse_unwritable(job)
+    return job
+
+
+def _container_json(recipe: Recipe) -> dict[str, object] | None:
+    container = recipe.container
+    if container is None:
+        return None
     return {
-        "nodes": recipe.nodes,
-        "devices_per_node": recipe.cluster.devices_per_node,
-        "world_size": recipe.world_size,
-        "host_optimizer": recipe.techniques.steps_on_the_host,
-        "tokenizer": recipe.hub_tokenizer or "",
-        "open_files": FILES_OF_A_NODE + 2 * recipe.world_size,
-        "environment": sorted(_environment(recipe, rendered, code_root).items()),
-        "required_variables": rendered.required_variables,
-        "python_path": [_in_snapshot(word, code_root) for word in rendered.python_path],
-        "container": recipe.container is not None,
-        "python": recipe.python or "",
-        "program": [_from_the_node(_in_snapshot(word, code_root), rendered) for word in rendered.program],
-        "node_files": _node_files(rendered),
-        "hook_files": list(hook_files(recipe)),
-        "preflight": recipe.preflight,
-        **_tried_paths(recipe),
-        "kind": recipe.cluster.accelerator.kind,
-        "by_itself": rendered.by_itself,
-        "check": [_in_snapshot(word, code_root) for word in rendered.check],
-        "prepare": [_in_snapshot(word, code_root) for word in rendered.prepare],
-        "monitor_interval_seconds": recipe.monitor.interval_seconds,
-        "snapshot": code_root is not None,
-        "workdir": "" if recipe.workdir is None else _in_snapshot(recipe.workdir, code_root),
-        "wandb": recipe.tracking.wandb,
-        "skip_flag": skip_flag(recipe),
-        "flight_recorder": _records_flight(recipe),
-    }
-
-
-def _records_flight(recipe: Recipe) -> bool:
-    return recipe.cluster.accelerator.kind == "gpu" and recipe.watchdog is not None
-
-
-def hook_files(recipe: Recipe) -> dict[str, Path]:
-    """Return the source of each file of the folder that the trainers' Python imports first."""
-    probed = recipe.monitor.probe and recipe.cluster.accelerator.kind == "gpu"
-    hook = {"hook/sitecustomize.py": HOOK} if recipe.watchdog is not None or probed else {}
-    return {**hook, **({PROBE_FILE: MEMORY_PROBE} if probed else {})}
-
-
-def _node_files(rendered: Rendered) -> list[str]:
-    """Return the files of the run directory that each node copies to its own disk: what every rank's Python imports.
-    What trainers import first is in node.pyz, too."""
-    ours = any(_from_the_node(word, rendered) != word for word in rendered.program)
-    scripts = sorted(name for name in rendered.files if name.startswith("trainer/") and name.endswith(".py"))
-    return [file_names.NODE_ARCHIVE, *(scripts if ours else ())]
-
-
-def _from_the_node(word: Word, rendered: Rendered) -> Word:
-    """Return a word of the program with a script of ours as the node's own copy."""
-    if isinstance(word, NodeVariable) and word.name == RUN_DIR and word.suffix.lstrip("/") in rendered.files:
-        return NodeVariable("node_files", word.suffix) if word.suffix.endswith(".py") else word
-    return word
-
-
-def _tried_paths(recipe: Recipe) -> dict[str, list[str]]:
-    """What the preflight tries to read and to write: paths that the recipe names in full."""
-    training, data = recipe.training, recipe.data
-    read = (*data.datasets, _if_a_path(data.tokenizer), training.start_from)
-    named = {"reads": read, "writes": (training.checkpoint_path,)}
-    return {
-        key: list(dict.fromkeys(path for path in paths if path and path.startswith("/")))
-        for key, paths in named.items()
+        "runtime": container.runtime,
+        "image": container.image,
+        "mounts": list(container.mounts),
+        "is_imported": is_imported(container),
+        "paths": paths_to_mount(recipe),
+        "makes": _unless_brought(recipe, recipe.training.checkpoint_path, written=True),
+        "has_gpus": recipe.cluster.accelerator.kind == "gpu",
     }
 
 
@@ -220,7 +142,7 @@ def paths_to_mount(recipe: Recipe) -> list[str]:
     training, data, backend = recipe.training, recipe.data, recipe.backend
     # a layout tried after another may keep its checkpoints beside the first one's, and a cache may not be there yet
     written = (_folder(training.checkpoint_path), _folder(data.cache_path), *_tracked_folders(recipe))
-    named = (_if_a_path(data.tokenizer), training.start_from, backend.path, backend.script, recipe.workdir)
+    named = (if_a_path(data.tokenizer), training.start_from, backend.path, backend.script, recipe.workdir)
     read = (*data.datasets, *named)
     brought = [_unless_brought(recipe, path, written=True) for path in written]
     unmounted = [*brought, *(_unless_brought(recipe, path) for path in read)]
@@ -249,11 +171,6 @@ def _unless_brought(recipe: Recipe, path: str | None, written: bool = False) -> 
     return path
 
 
-def _if_a_path(name: str | None) -> str | None:
-    """A tokenizer may be named by its path, or otherwise."""
-    return name if name is not None and name.startswith("/") else None
-
-
 def _folder(path: str | None) -> str | None:
     """The folder a path lies in, or the path itself where that is the root."""
     if path is None:
@@ -261,47 +178,12 @@ def _folder(path: str | None) -> str | None:
     return path if PurePath(path).parent == PurePath("/") else str(PurePath(path).parent)
 
 
-def _environment(recipe: Recipe, rendered: Rendered, code_root: PurePath | None) -> dict[str, str | NodeVariable]:
-    """What train.sh exports. Raises UserError for a name that looks like a secret's."""
-    for name, value in recipe.environment.items():
-        if is_secret_variable(variable_name(name), value) and f"environment.{name}" not in recipe.not_secrets:
-            raise UserError(
-                f"environment.{name}: looks like a secret, and a run directory holds none; list the name under "
-                "secrets: and export it where you submit"
-            )
-    return {name: _in_snapshot(value, code_root) for name, value in exported(recipe, rendered).items()}
-
-
-def exported(recipe: Recipe, rendered: Rendered) -> Mapping[str, str]:
-    """The variables of the trainers: ours, the backend's, the site's, the recipe's; the later wins."""
-    ours = {"PYTHONUNBUFFERED": "1"}
-    if recipe.cluster.accelerator.kind == "gpu":
-        ours["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    return {
-        **ours,
-        **tracking_environment(recipe),
-        **rendered.environment,
-        **recipe.cluster.environment,
-        **recipe.environment,
-    }
-
-
-def _in_snapshot(word: str | NodeVariable, code_root: PurePath | None) -> str | NodeVariable:
-    """The same place in the run directory's copy of the code, for a word that names one below `code_root`."""
-    if code_root is None or isinstance(word, NodeVariable) or not word.startswith(str(code_root)):
-        return word
-    rest = word[len(str(code_root)) :]
-    if rest and not rest.startswith("/"):
-        return word
-    return NodeVariable("LLMLAUNCH_RUN_DIR", f"/{SNAPSHOT_FOLDER}{rest}")
-
-
 Option = str | int | float | bool
 
 DIRECTIVE_REASONS = {
     "job-name": Reason(("name",)),
     "nodes": Reason(("nodes", "spare_nodes")),
-    "ntasks-per-node": Reason(why="one train.sh for each node; torchrun starts a trainer for each device"),
+    "ntasks-per-node": Reason(why="one node.pyz for each node, which starts a trainer for each device"),
     "cpus-per-task": Reason(("cluster.cpus_per_node",), "all cores of the node"),
     "gres": Reason(("cluster.devices_per_node", "cluster.gpu_request")),
     "gpus-per-node": Reason(("cluster.devices_per_node", "cluster.gpu_request")),

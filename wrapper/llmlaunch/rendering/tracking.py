@@ -9,7 +9,7 @@ from llmlaunch.frameworks.argument import Reason
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 
-CONFIG_FILE = "wandb-config.json"  # beside the layout's train.sh, which copies it to where wandb.init looks
+CONFIG_FILE = "wandb-config.json"  # beside the layout's run.json; a node copies it to where wandb.init looks
 
 TRACKING_REASONS = {
     "WANDB_PROJECT": Reason(("tracking.wandb.project",)),
@@ -20,7 +20,7 @@ TRACKING_REASONS = {
 
 
 def tracking_environment(recipe: Recipe) -> dict[str, str]:
-    """Return the variables of a tracked run that are known before it starts; train.sh adds its id, name and folder."""
+    """Return the variables of a tracked run that are known before it starts; each node adds its id, name and folder."""
     run, folder = recipe.tracking.wandb, recipe.tensorboard
     variables = {} if run is None else {"WANDB_PROJECT": run.project, "WANDB_MODE": run.mode}
     if run is not None and run.entity is not None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 RUN = "run.json"
 PLAN = "plan.json"
 PLACEMENT = "placement.json"  # also of an attempt: the order of its nodes
-NODE_SCRIPT = "train.sh"
+COMMAND = "command.txt"
 RECIPE = "recipe.yaml"
 ARGUMENTS = "arguments.json"
 JOB_SCRIPT = "job.sbatch"

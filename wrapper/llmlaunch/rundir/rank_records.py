@@ -1,6 +1,6 @@
-"""What the rank wrappers of an attempt wrote: `ranks/<node>.jsonl`, one file for each node (docs/run-directory.md).
+"""What the nodes of an attempt wrote of their ranks: `ranks/<node>.jsonl`, one file a node (docs/run-directory.md).
 
-A wrapper appends a record when its trainer starts and one when it ends; the last of a rank counts. Runs of llmlaunch
+A node appends a record when a rank starts and one when it ends; the last of a rank counts. Runs of llmlaunch
 before that have a file for each rank, `ranks/<rank>.json`, which was replaced; these are read as well.
 """
 

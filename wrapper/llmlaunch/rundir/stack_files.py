@@ -1,6 +1,6 @@
 """`attempts/<attempt>/stacks/<node>.txt` read back: where the Python threads of each rank were when they were asked.
 
-The rank wrappers of a node append to its file (node/stacks.py), each time below a heading that names the rank. Runs of
+Each node appends to its file (node/stacks.py), each time below a heading that names the rank. Runs of
 llmlaunch before that have a file for each rank, `<rank>.txt`, without headings; these are read as well.
 """
 

@@ -26,10 +26,10 @@ from llmlaunch.calibration.learning import LearningResult, MeasuredRuns, learn
 from llmlaunch.calibration.machines import TimeClass
 from llmlaunch.calibration.peaks import peak_runs
 from llmlaunch.calibration.pool import NOT_OF_A_DEVICE, Pool, gather, pools
-from llmlaunch.calibration.records import TABLES
 from llmlaunch.calibration.step_times import TimedRun, timed_runs
 from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.recorded import TABLES
 from llmlaunch.progress import counting
 from llmlaunch.store.database import Store
 from llmlaunch.store.location import stored_as, stored_json

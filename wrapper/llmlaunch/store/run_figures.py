@@ -40,7 +40,7 @@ def figures_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tracked(run_id: str, tracking: Any) -> dict[str, str] | None:
-    """Return the run of Weights & Biases that the training itself writes, by the id that train.sh gives it."""
+    """Return the run of Weights & Biases that the training itself writes, by the id that its nodes give it."""
     if not isinstance(tracking, dict):
         return None
     named = {name: str(tracking[name]) for name in ("project", "entity", "name") if tracking.get(name)}

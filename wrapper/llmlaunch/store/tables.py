@@ -114,7 +114,7 @@ calibrations = Table(
     "calibrations",
     metadata,
     Column("id", String, primary_key=True),
-    Column("backend", String, nullable=False),  # a value of calibration.records.TABLES
+    Column("backend", String, nullable=False),  # a value of frameworks.recorded.TABLES
     Column("accelerator", String, nullable=False),
     Column("made_at", Double, nullable=False),
     Column("content", Text, nullable=False),  # docs/schemas/calibration.schema.json

@@ -127,12 +127,11 @@ def _effects_in(names: tuple[str, ...]) -> tuple[TimeEffect, ...]:
 
 
 def time_effects_in_use(job: Job) -> tuple[TimeEffect, ...]:
-    """Return the effects that the job uses, in order. The job carries the answer."""
-    known: tuple[TimeEffect, ...] | None = vars(job).get("time_effects")
-    if known is None:
+    """Return the effects that the job uses, in order."""
+    if job.answers.time_effects is None:
         of_techniques = _effects_in(job.techniques.effect_modules)
-        known = vars(job)["time_effects"] = tuple(effect for effect in of_techniques if effect.on(job))
-    return known
+        job.answers.time_effects = tuple(effect for effect in of_techniques if effect.on(job))
+    return job.answers.time_effects
 
 
 def time_effects(

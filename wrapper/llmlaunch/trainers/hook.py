@@ -1,5 +1,5 @@
-"""The hook that runs first in every Python the rank wrapper starts: copied into a run directory as
-hook/sitecustomize.py, a folder that the wrapper puts first on the trainer's PYTHONPATH. Python >= 3.8 and the standard
+"""The hook that runs first in every Python that a node starts as a rank: copied into a run directory as
+hook/sitecustomize.py, a folder that the node puts first on the trainer's PYTHONPATH. Python >= 3.8 and the standard
 library alone; it must never harm the trainer, so each part fails alone and silently.
 """
 

@@ -13,15 +13,15 @@ from llmlaunch.frameworks.megatron.command_line import read_values, with_stand_i
 from llmlaunch.frameworks.megatron.differences import pinned_layout
 from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
 from llmlaunch.frameworks.megatron.flags.row import Flag, PlannedJob
-from llmlaunch.frameworks.megatron.flags.table import FLAGS, bridge_fields, column, read_section, written_arguments
+from llmlaunch.frameworks.megatron.flags.table import bridge_fields, column, flags, read_section, written_arguments
 from llmlaunch.frameworks.megatron.namespace import namespace_of
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, core_parser
 from llmlaunch.frameworks.megatron.words import read_words
 from llmlaunch.recipe.load import recipe_from
 from support.megatron_flag_keys import written_jobs
 
-WRITTEN = [row for row in FLAGS if row.writes]
-READ_ONLY = [row for row in FLAGS if not row.writes]
+WRITTEN = [row for row in flags() if row.writes]
+READ_ONLY = [row for row in flags() if not row.writes]
 
 
 Words = tuple[str, ...]
@@ -74,7 +74,7 @@ NOT_READ_BACK: set[tuple[str, Words]] = {
 
 def test_every_key_that_decides_a_flag_is_read_from_some_row() -> None:
     decided = {row.keys[0] for row in WRITTEN if row.keys}
-    read = {key for row in FLAGS for key in row.reads}
+    read = {key for row in flags() for key in row.reads}
     sections = {key for key in decided if any(each.startswith(f"{key}.") for each in read)}
     assert decided - read - sections == NOT_READ.keys()
 
@@ -102,18 +102,18 @@ def test_a_row_that_is_never_written_is_read_refused_or_explained(row: Flag) -> 
 
 def test_every_flag_is_one_of_a_parsers() -> None:
     names = {name for version in KNOWN_VERSIONS for name in core_parser(version).flags}
-    assert {row.name for row in FLAGS} <= names
+    assert {row.name for row in flags()} <= names
     assert not EARLIER.keys() & names
     dests = {flag.dest for flag in core_parser(NEWEST).flags.values()} | {"layernorm_epsilon"}
     assert {earlier.parsed.dest for earlier in EARLIER.values()} <= dests
 
 
 def test_the_rows_of_one_flag_agree() -> None:
-    for row in FLAGS:
-        others = [other for other in FLAGS if other.name == row.name]
+    for row in flags():
+        others = [other for other in flags() if other.name == row.name]
         assert sum(other.fields is not None for other in others) <= 1 or len({str(o.fields) for o in others}) == 1
     assert set(bridge_fields()) <= {row.name for row in WRITTEN}
-    assert column("decides").keys() <= {name for row in FLAGS for name in row.dests}
+    assert column("decides").keys() <= {name for row in flags() for name in row.dests}
 
 
 def test_a_section_has_its_keys_in_the_order_in_which_they_are_documented() -> None:

@@ -14,7 +14,7 @@ from llmlaunch.frameworks.framework_version import checkout_version, with_framew
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, core_parser, known_version
 from llmlaunch.frameworks.megatron.rules import rules_for
-from llmlaunch.frameworks.megatron.versions import VERSION_REQUIREMENTS, rendered_arguments
+from llmlaunch.frameworks.megatron.versions import rendered_arguments, version_requirements
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from support.backend_output import refused_by
@@ -125,7 +125,7 @@ LACKED_BY_0_16 = {
 }
 
 
-@pytest.mark.parametrize("key", [requirement.key for requirement in VERSION_REQUIREMENTS])
+@pytest.mark.parametrize("key", [requirement.key for requirement in version_requirements()])
 def test_what_the_version_lacks_is_refused_before_anything_is_planned(key: str) -> None:
     *overrides, message = LACKED_BY_0_16[key]
     with pytest.raises(UserError, match=re.escape(message)):

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.calibration.records import Record, minor
+from llmlaunch.calibration.records import Record
 from llmlaunch.calibration.stated.completion import is_bridge_benchmark
 from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.facts import MemoryFacts
+from llmlaunch.frameworks.framework_version import minor
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.requests import OptimizerInstances

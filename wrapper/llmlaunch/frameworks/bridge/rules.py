@@ -262,6 +262,6 @@ PACKED_RULES: tuple[Rule, ...] = (
 
 ALL_REQUIREMENTS: tuple[Requirement, ...] = (
     *BRIDGE_REQUIREMENTS,
-    *(each for each in megatron_rules.ALL_REQUIREMENTS if each.key not in OF_ITS_SCRIPT),
+    *(each for each in megatron_rules.requirements_for() if each.key not in OF_ITS_SCRIPT),
 )
 """What Bridge asks of a recipe, and what Megatron core asks of it."""

@@ -144,7 +144,7 @@ REASONS = {
 def environment(recipe: Recipe) -> dict[str, str]:
     """Raises UserError where the recipe sets one that must be so to something else."""
     wanted = {"TOKENIZERS_PARALLELISM": "false"}
-    if not recipe.techniques.steps_on_the_host:  # else train.sh shares out the cores of the node
+    if not recipe.techniques.steps_on_the_host:  # else each node shares out its cores
         wanted["OMP_NUM_THREADS"] = "1"
     if recipe.cluster.accelerator.kind == "gpu":
         return merged_environment(recipe, wanted | {ALLOCATOR_SETTINGS: EXPANDABLE_SEGMENTS}, {}, "")

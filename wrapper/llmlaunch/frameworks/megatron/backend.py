@@ -18,15 +18,15 @@ from llmlaunch.frameworks.argument import (
     merged_environment,
 )
 from llmlaunch.frameworks.base import Rendered, Space, refuse_unmet, refuse_what_ifs, unrendered
-from llmlaunch.frameworks.flag_classes import ClassedArguments
+from llmlaunch.frameworks.flag_classes import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.frameworks.logs import any_script_lines, megatron_lines
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
 from llmlaunch.frameworks.megatron.cuda_graphs import graph_environment
-from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments, with_extra_arguments
 from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES, MegatronOptions, megatron_facts
 from llmlaunch.frameworks.megatron.offered_techniques import state_techniques, step_techniques, usable_libraries
+from llmlaunch.frameworks.megatron.own_choices import has_own_arguments
 from llmlaunch.frameworks.megatron.parser import rendered_version
-from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS, rules_for
+from llmlaunch.frameworks.megatron.rules import requirements_for, rules_for
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE, asks_for_sharding, sharding_facts
 from llmlaunch.frameworks.megatron.techniques import technique_environment
 from llmlaunch.frameworks.megatron.versions import rendered_arguments
@@ -61,11 +61,11 @@ class MegatronLM:
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
         """Raises UserError for a model or a technique Megatron-LM has no flag for, or a number format the device has
         none for."""
-        refuse_unmet(recipe, ALL_REQUIREMENTS, to_render=False)
+        refuse_unmet(recipe, requirements_for(recipe), to_render=False)
         return rules_for(recipe)
 
     def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
-        return unrendered(recipe, ALL_REQUIREMENTS)
+        return unrendered(recipe, requirements_for(recipe))
 
     def space(self, recipe: Recipe) -> Space:
         """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""
@@ -90,6 +90,10 @@ class MegatronLM:
 
     def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
         """Raises UserError where one contradicts the plan."""
+        if not has_own_arguments(recipe):
+            return NO_ARGUMENTS
+        from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments
+
         return classed_arguments(recipe, layout)
 
     def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
@@ -99,7 +103,7 @@ class MegatronLM:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
         runs."""
         refuse_what_ifs(recipe)
-        refuse_unmet(recipe, ALL_REQUIREMENTS)
+        refuse_unmet(recipe, requirements_for(recipe))
         script, own = recipe.backend.script, recipe.backend.script is not None
         checkout: Word = recipe.backend.path or NodeVariable(CHECKOUT_VARIABLE)
         arguments, notes = rendered_arguments(recipe, planned_arguments(recipe, layout))
@@ -173,6 +177,10 @@ def _options(recipe: Recipe) -> MegatronOptions:
         optimizer_instances=recipe.techniques.optimizer_instances,
         nvlink_domain_devices=max(recipe.cluster.nvlink_domain_devices, recipe.cluster.devices_per_node),
     )
+    if not has_own_arguments(recipe):
+        return options
+    from llmlaunch.frameworks.megatron.extra_arguments import with_extra_arguments
+
     return with_extra_arguments(recipe, options)
 
 

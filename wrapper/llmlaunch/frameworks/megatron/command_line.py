@@ -26,7 +26,7 @@ from llmlaunch.frameworks.megatron.parser import NEWEST, known_version
 from llmlaunch.frameworks.megatron.read_hybrid import refuse_other_parts
 from llmlaunch.frameworks.megatron.read_model import read_model
 from llmlaunch.frameworks.megatron.read_training import read_data, read_training
-from llmlaunch.frameworks.megatron.rules import ALL_REQUIREMENTS
+from llmlaunch.frameworks.megatron.rules import requirements_for
 from llmlaunch.frameworks.megatron.words import MegatronWords, Values, read_words
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.command_line_paths import absolute_paths
@@ -119,11 +119,12 @@ def read_namespace(
     command: TrainerCommand,
     version: str | None = None,
     extra_argument: Callable[[Sequence[str]], list[str]] = list,
-    requirements: Sequence[Requirement] = ALL_REQUIREMENTS,
+    requirements: Sequence[Requirement] | None = None,
 ) -> Reading:
     """Read values by `dest` into a draft that has the backend, and the model where its sizes are no arguments. `parsed`
     is how a command line wrote them: what no key says becomes an extra argument, in the form that `extra_argument`
-    returns. Keys of the layout that the draft has count. `requirements` are those of the backend."""
+    returns. Keys of the layout that the draft has count. `requirements` are those of the backend, by
+    default of Megatron-LM."""
     world = command.nodes * command.devices_per_node if command.nodes and command.devices_per_node else None
     space = namespace_of(values, known_version(version) or NEWEST, world, command.place)
     _refuse_other_models(space, command.place, command.trainer)
@@ -133,7 +134,8 @@ def read_namespace(
     draft.training |= read_training(space, draft)
     draft.keys["data"] = read_data(space, draft)
     draft.layout = {"techniques": ASKED_ONLY} | read_section(space, "layout") | draft.layout
-    differences = _differences(space, parsed, draft, world, known_version(version) or NEWEST, requirements)
+    asked = requirements_for() if requirements is None else requirements
+    differences = _differences(space, parsed, draft, world, known_version(version) or NEWEST, asked)
     draft.missing[:] = _without_unset(draft.missing, parsed)
     for key, sentence in _unset(parsed, command.unset, differences):
         (draft.ask if key.startswith(OF_MEMORY) and key not in draft.stand_ins else draft.lack)(key, sentence)

@@ -43,8 +43,6 @@ def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
     Raises:
         UserError: one of them repeats or contradicts what is planned, as rendering it would.
     """
-    if not (recipe.backend.extra_args or recipe.backend.script_args):
-        return ClassedArguments()
     if not recipe.techniques.what_ifs:  # those are priced, not rendered
         planned_arguments(recipe, layout)
     return class_arguments(recipe, lambda flag, values, of_script: _class_of(recipe, flag, values, of_script))

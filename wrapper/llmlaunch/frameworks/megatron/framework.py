@@ -29,18 +29,18 @@ class OnMegatronCore(Framework):
     traced_packages: ClassVar = (CORE,)
 
     def spellings(self) -> Mapping[str, tuple[str, ...]]:
-        from llmlaunch.frameworks.megatron.flags.table import FLAGS
+        from llmlaunch.frameworks.megatron.flags.table import flags
 
-        flags: dict[str, tuple[str, ...]] = {}
-        for row in FLAGS:
+        spelled: dict[str, tuple[str, ...]] = {}
+        for row in flags():
             for key in dict.fromkeys((*row.reads, *row.keys)):
-                flags[key] = (*flags.get(key, ()), row.name)
-        return flags
+                spelled[key] = (*spelled.get(key, ()), row.name)
+        return spelled
 
     def flags_for_speed(self) -> frozenset[str]:
-        from llmlaunch.frameworks.megatron.flags.table import FLAGS
+        from llmlaunch.frameworks.megatron.flags.table import flags
 
-        return frozenset(row.name for row in FLAGS if row.only_helps)
+        return frozenset(row.name for row in flags() if row.only_helps)
 
     def checkpoint_findings(
         self, recipe: Recipe, layout: Layout, folder: Path, names: Collection[str]

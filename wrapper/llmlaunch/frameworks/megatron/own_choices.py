@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llmlaunch.frameworks.argument import flag_groups
-from llmlaunch.frameworks.megatron.flags.mixture import DISPATCH_LIBRARY
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import core_parser, rendered_version
 from llmlaunch.recipe.types import Recipe
@@ -20,8 +19,15 @@ def is_own_choice(name: str, values: Values) -> bool:
     return name in column("unsaid") and bool(values) and bool(column("unsaid")[name](values))
 
 
+def has_own_arguments(recipe: Recipe) -> bool:
+    """Return whether the person passes arguments of their own on."""
+    return bool(recipe.backend.script_args or recipe.backend.extra_args)
+
+
 def own_choices(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
     """Return the values that the person's own arguments choose and no recipe key says, by the parser's `dest`."""
+    if not has_own_arguments(recipe):
+        return {}
     flags, chosen, stated = core_parser(rendered_version(recipe)).flags, {}, {}
     for group in flag_groups((*recipe.backend.script_args, *recipe.backend.extra_args)):
         first, *others = map(str, group)
@@ -39,4 +45,9 @@ def own_choices(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
 
 def unknown_library(recipe: Recipe) -> bool:
     """Return whether tokens are sent by a library whose buffers and limits llmlaunch does not know."""
-    return DISPATCH_LIBRARY in own_choices(recipe)
+    chosen = own_choices(recipe)
+    if not chosen:
+        return False
+    from llmlaunch.frameworks.megatron.flags.mixture import DISPATCH_LIBRARY
+
+    return DISPATCH_LIBRARY in chosen

@@ -17,19 +17,14 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
-    checkpoint_rules,
     cuda_graphs,
-    fixed_rows,
     hybrid,
     model_rules,
-    muon,
-    number_formats,
-    pooled_rules,
     sharding,
     techniques,
     versions,
-    vision_rules,
 )
+from llmlaunch.frameworks.megatron.flags.table import asks_for_mixture
 from llmlaunch.frameworks.megatron.own_choices import unknown_library
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.model import model_of
@@ -315,47 +310,108 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-ALL_REQUIREMENTS = (
-    *MACHINE_REQUIREMENTS,
-    *model_rules.MODEL_REQUIREMENTS,
-    *pooled_rules.POOLED_REQUIREMENTS,
-    *vision_rules.VISION_REQUIREMENTS,
-    *MIXTURE_REQUIREMENTS,
-    *STAGE_REQUIREMENTS,
-    *hybrid.HYBRID_REQUIREMENTS,
-    *techniques.REQUIREMENTS,
-    *sharding.SHARDING_REQUIREMENTS,
-    *techniques.OVERLAP_REQUIREMENTS,
-    *cuda_graphs.GRAPH_REQUIREMENTS,
-    *checkpoint_rules.CHECKPOINT_REQUIREMENTS,
-    *versions.VERSION_REQUIREMENTS,
-    *fixed_rows.FIXED_ROW_REQUIREMENTS,
-    *number_formats.NUMBER_REQUIREMENTS,
-    *muon.MUON_REQUIREMENTS,
-)
-RULES_OF_USUAL_NUMBERS = (
-    *RULES,
-    *model_rules.MODEL_RULES,
-    *pooled_rules.POOLED_RULES,
-    *vision_rules.VISION_RULES,
-    *hybrid.HYBRID_RULES,
-    *techniques.TECHNIQUE_RULES,
-    *fixed_rows.FIXED_ROW_RULES,
-    *sharding.SHARDING_RULES,
-    *techniques.OVERLAP_RULES,
-    *cuda_graphs.GRAPH_RULES,
-)
-ALL_RULES = (*RULES_OF_USUAL_NUMBERS, *number_formats.NUMBER_RULES)
+Rules = tuple[tuple[Requirement, ...], tuple[Rule, ...]]
+NONE: Rules = ((), ())
 
 
-def rules_for(recipe: Recipe) -> tuple[Rule, ...]:
-    """Those that can refuse a layout of this recipe."""
-    usual = recipe.training.numbers == NO_NUMBER_FORMATS
-    rules = (
-        *RULES_OF_USUAL_NUMBERS,
-        *(() if usual else number_formats.NUMBER_RULES),
-        *versions.rules_of_version(recipe),
+def _of_pooled_keys(recipe: Recipe | None) -> Rules:
+    """Return what DeepSeek-V4's layers, and its mixtures, may break."""
+    model = None if recipe is None else recipe.model
+    plain = model is not None and model.compressed_attention is None and model.moe is None
+    if model is not None and plain and model.residual_streams == 1 and model.activation_limit is None:
+        return NONE
+    from llmlaunch.frameworks.megatron.pooled_rules import POOLED_REQUIREMENTS, POOLED_RULES
+
+    return POOLED_REQUIREMENTS, POOLED_RULES
+
+
+def _of_vision(recipe: Recipe | None) -> Rules:
+    if recipe is not None and recipe.model.vision is None:
+        return NONE
+    from llmlaunch.frameworks.megatron.vision_rules import VISION_REQUIREMENTS, VISION_RULES
+
+    return VISION_REQUIREMENTS, VISION_RULES
+
+
+def _of_checkpoints(recipe: Recipe | None) -> Rules:
+    """Return what checkpoints may break that are not written as Megatron does by default."""
+    training = None if recipe is None else recipe.training
+    asked = training is None or training.async_save or training.non_persistent_save_interval is not None
+    if training is not None and not asked and training.checkpoint_format is None:
+        return NONE
+    from llmlaunch.frameworks.megatron.checkpoint_rules import CHECKPOINT_REQUIREMENTS
+
+    return CHECKPOINT_REQUIREMENTS, ()
+
+
+def _of_fixed_rows(recipe: Recipe | None) -> Rules:
+    if recipe is not None and not asks_for_mixture(recipe):
+        return NONE
+    from llmlaunch.frameworks.megatron.fixed_rows import FIXED_ROW_REQUIREMENTS, FIXED_ROW_RULES
+
+    return FIXED_ROW_REQUIREMENTS, FIXED_ROW_RULES
+
+
+def _of_numbers(recipe: Recipe | None) -> Rules:
+    if recipe is not None and recipe.training.numbers == NO_NUMBER_FORMATS:
+        return NONE
+    from llmlaunch.frameworks.megatron.number_formats import NUMBER_REQUIREMENTS, NUMBER_RULES
+
+    return NUMBER_REQUIREMENTS, NUMBER_RULES
+
+
+def _of_muon(recipe: Recipe | None) -> Rules:
+    if recipe is not None and not recipe.training.muon:
+        return NONE
+    from llmlaunch.frameworks.megatron.muon import MUON_REQUIREMENTS
+
+    return MUON_REQUIREMENTS, ()
+
+
+def requirements_for(recipe: Recipe | None = None) -> tuple[Requirement, ...]:
+    """Return those that this recipe can break, all without one. What few recipes ask for is imported for these."""
+    return (
+        *MACHINE_REQUIREMENTS,
+        *model_rules.MODEL_REQUIREMENTS,
+        *_of_pooled_keys(recipe)[0],
+        *_of_vision(recipe)[0],
+        *MIXTURE_REQUIREMENTS,
+        *STAGE_REQUIREMENTS,
+        *hybrid.HYBRID_REQUIREMENTS,
+        *techniques.REQUIREMENTS,
+        *sharding.SHARDING_REQUIREMENTS,
+        *techniques.OVERLAP_REQUIREMENTS,
+        *cuda_graphs.GRAPH_REQUIREMENTS,
+        *_of_checkpoints(recipe)[0],
+        *versions.version_requirements(recipe is None or asks_for_mixture(recipe)),
+        *_of_fixed_rows(recipe)[0],
+        *_of_numbers(recipe)[0],
+        *_of_muon(recipe)[0],
     )
+
+
+def _rules(recipe: Recipe | None = None) -> tuple[Rule, ...]:
+    """Return the rules of all versions that can refuse a layout of this recipe, all without one."""
+    return (
+        *RULES,
+        *model_rules.MODEL_RULES,
+        *_of_pooled_keys(recipe)[1],
+        *_of_vision(recipe)[1],
+        *hybrid.HYBRID_RULES,
+        *techniques.TECHNIQUE_RULES,
+        *_of_fixed_rows(recipe)[1],
+        *sharding.SHARDING_RULES,
+        *techniques.OVERLAP_RULES,
+        *cuda_graphs.GRAPH_RULES,
+        *_of_numbers(recipe)[1],
+    )
+
+
+def rules_for(recipe: Recipe | None = None) -> tuple[Rule, ...]:
+    """Return those that can refuse a layout of this recipe; without one, those of every version's recipes."""
+    if recipe is None:
+        return _rules()
+    rules = (*_rules(recipe), *versions.rules_of_version(recipe))
     if not unknown_library(recipe):
         return rules
     return tuple(rule for rule in rules if rule.key not in model_rules.OF_DEEPEP)

@@ -4,13 +4,14 @@ out where it only helps, and refused by name where the recipe asks for it."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Argument
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.frameworks.megatron.flags.row import Flag, SinceThen
-from llmlaunch.frameworks.megatron.flags.table import FLAGS, column
+from llmlaunch.frameworks.megatron.flags.table import column, flags
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, ParserFlag, core_parser, dest_of, rendered_version
 from llmlaunch.layout import Rule, Situation
 from llmlaunch.recipe.types import Recipe
@@ -23,10 +24,10 @@ def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> tuple[tup
         UserError: the version lacks a flag, or a value of one, that the recipe asks for.
     """
     version = rendered_version(recipe)
-    flags = core_parser(version).flags
+    known = core_parser(version).flags
     accepted, notes = [], []
     for each in planned:
-        flag = flags.get(each.flag)
+        flag = known.get(each.flag)
         if flag is None and (not each.reason.keys or dest_of(each.flag) in column("only_helps")):
             notes.append(f"{each.flag} is left out: Megatron core {version} does not know it")
             continue
@@ -36,7 +37,7 @@ def rendered_arguments(recipe: Recipe, planned: Iterable[Argument]) -> tuple[tup
         if strange:
             raise UserError(_lacking(recipe, each, version, f"has no {each.flag} {strange[0]}"))
         accepted.append(each)
-    return tuple(accepted), (*notes, *_strange_extras(recipe, flags, version))
+    return tuple(accepted), (*notes, *_strange_extras(recipe, known, version))
 
 
 def _lacking(recipe: Recipe, each: Argument, version: str, what: str) -> str:
@@ -46,13 +47,13 @@ def _lacking(recipe: Recipe, each: Argument, version: str, what: str) -> str:
     return f"{recipe.path}: {key}: Megatron core {version} {what}{way_out}; remove the key to render for {version}"
 
 
-def _strange_extras(recipe: Recipe, flags: Mapping[str, ParserFlag], version: str) -> list[str]:
+def _strange_extras(recipe: Recipe, known: Mapping[str, ParserFlag], version: str) -> list[str]:
     """Flags of the person's own that this parser does not take. A checkout may have some of its own, so they stay."""
     flags_in_extra_args = (word.split("=", 1)[0] for word in recipe.backend.extra_args if word.startswith("--"))
     return [
         f"backend.extra_args: {flag} is no flag of Megatron core {version}; it stays, in case it is the checkout's own"
         for flag in dict.fromkeys(flags_in_extra_args)
-        if flag not in flags
+        if flag not in known
     ]
 
 
@@ -91,8 +92,15 @@ def _requirement(row: Flag, since: SinceThen) -> Requirement:
     )
 
 
-VERSION_REQUIREMENTS: tuple[Requirement, ...] = (
-    *(_requirement(row, row.since) for row in FLAGS if row.since is not None),
+@cache
+def version_requirements(mixtures: bool = True) -> tuple[Requirement, ...]:
+    """Return that the version of a recipe has the flags that it asks for, those of mixtures only where they are meant,
+    and what else one version alone refuses."""
+    rows = flags(mixtures)
+    return (*(_requirement(row, row.since) for row in rows if row.since is not None), *OF_EARLIER_VERSIONS)
+
+
+OF_EARLIER_VERSIONS: tuple[Requirement, ...] = (
     Requirement(
         "delta-nets-since-0.19",
         "model.linear_attention",

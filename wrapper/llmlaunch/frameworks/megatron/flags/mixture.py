@@ -16,6 +16,7 @@ from llmlaunch.frameworks.megatron.flags.row import (
     alias,
     chosen,
     flag,
+    one_of,
     within,
 )
 from llmlaunch.models.shape import SQUARED
@@ -34,11 +35,6 @@ def _is_mixture(job: PlannedJob) -> bool:
 
 def _has_experts(space: Space) -> bool:
     return bool(space.get("num_experts"))
-
-
-def one_of(value: object) -> object:
-    """Return the value of a flag that takes several, where it has one."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _dispatcher(job: PlannedJob) -> str:

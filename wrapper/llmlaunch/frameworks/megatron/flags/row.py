@@ -291,3 +291,8 @@ def _section(owner: Any, name: str) -> Any:
     """Return the class of the mapping that a key of a section holds, or None."""
     hint = get_type_hints(owner).get(name) if owner else None
     return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)
+
+
+def one_of(value: object) -> object:
+    """Return the value of a flag that takes several, where it has one."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value

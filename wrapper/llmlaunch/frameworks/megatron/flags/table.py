@@ -12,7 +12,6 @@ from llmlaunch.frameworks.argument import Argument
 from llmlaunch.frameworks.megatron.flags.attention import ATTENTION_FLAGS, DELTA_FLAGS
 from llmlaunch.frameworks.megatron.flags.files import CHECKPOINT_FLAGS, DATA_FLAGS
 from llmlaunch.frameworks.megatron.flags.layout import LAYOUT_FLAGS
-from llmlaunch.frameworks.megatron.flags.mixture import MIXTURE_FLAGS
 from llmlaunch.frameworks.megatron.flags.model import (
     ACTIVATION_FLAGS,
     MIXER_FLAGS,
@@ -24,7 +23,7 @@ from llmlaunch.frameworks.megatron.flags.numbers import NUMBER_FLAGS
 from llmlaunch.frameworks.megatron.flags.row import Field, Flag, PlannedJob, Space
 from llmlaunch.frameworks.megatron.flags.techniques import TECHNIQUE_FLAGS
 from llmlaunch.frameworks.megatron.flags.training import LOG_FLAGS, TRAINING_FLAGS
-from llmlaunch.recipe.types import recipe_form
+from llmlaunch.recipe.types import Recipe, recipe_form
 
 
 def _on(subject: str, *rows: Flag) -> tuple[Flag, ...]:
@@ -32,33 +31,48 @@ def _on(subject: str, *rows: Flag) -> tuple[Flag, ...]:
     return tuple(row if row.subject or row.decides else replace(row, subject=subject) for row in rows)
 
 
-FLAGS: tuple[Flag, ...] = (
-    *_on("shape of the model", *SIZE_FLAGS, *ATTENTION_FLAGS),
-    *_on("parts of the model that are not priced", *DELTA_FLAGS),
-    *_on("shape of the model", *PREDICTION_FLAGS, *SWITCH_FLAGS, *ACTIVATION_FLAGS),
-    *_on("parts of the model that are not priced", *MIXER_FLAGS),
-    *_on("shape of the model", *MIXTURE_FLAGS),
-    *LAYOUT_FLAGS,
-    *TECHNIQUE_FLAGS,
-    *_on("schedule of the learning rate", *TRAINING_FLAGS),
-    *_on("logs and metrics", *LOG_FLAGS),
-    *_on("narrow number formats", *NUMBER_FLAGS),
-    *_on("data", *DATA_FLAGS),
-    *_on("checkpoints of the recipe", *CHECKPOINT_FLAGS),
-)
-"""A flag that several choices ask for has a row for each of them."""
+@cache
+def flags(mixtures: bool = True) -> tuple[Flag, ...]:
+    """Return the rows in the order of the command line, those of mixtures only where they are asked for. A flag that
+    several choices ask for has a row for each of them."""
+    of_mixtures: tuple[Flag, ...] = ()
+    if mixtures:
+        from llmlaunch.frameworks.megatron.flags.mixture import MIXTURE_FLAGS
+
+        of_mixtures = MIXTURE_FLAGS
+    return (
+        *_on("shape of the model", *SIZE_FLAGS, *ATTENTION_FLAGS),
+        *_on("parts of the model that are not priced", *DELTA_FLAGS),
+        *_on("shape of the model", *PREDICTION_FLAGS, *SWITCH_FLAGS, *ACTIVATION_FLAGS),
+        *_on("parts of the model that are not priced", *MIXER_FLAGS),
+        *_on("shape of the model", *of_mixtures),
+        *LAYOUT_FLAGS,
+        *TECHNIQUE_FLAGS,
+        *_on("schedule of the learning rate", *TRAINING_FLAGS),
+        *_on("logs and metrics", *LOG_FLAGS),
+        *_on("narrow number formats", *NUMBER_FLAGS),
+        *_on("data", *DATA_FLAGS),
+        *_on("checkpoints of the recipe", *CHECKPOINT_FLAGS),
+    )
+
+
+def asks_for_mixture(recipe: Recipe) -> bool:
+    """Return whether the model has mixtures, or a technique of theirs is asked for."""
+    asked = recipe.techniques
+    named = (asked.token_dispatcher, asked.flex_backend, asked.expert_rank_capacity_factor, asked.paged_stash)
+    return recipe.model.moe is not None or asked.overlap_shared_expert or any(value is not None for value in named)
 
 
 def written_arguments(job: PlannedJob) -> tuple[Argument, ...]:
     """Return the arguments that the recipe and its plan decide, each with its reason."""
-    return tuple(argument for row in FLAGS for argument in row.arguments(job))
+    return tuple(argument for row in flags(asks_for_mixture(job.recipe)) for argument in row.arguments(job))
 
 
 def read_section(space: Space, section: str) -> dict[str, Any]:
     """Return a section of the recipe ("model", "training", "layout") as a namespace describes it, its keys in the order
     in which they are defined. What has its default there is left out."""
     prefix, values = f"{section}.", {}
-    for row in FLAGS:
+    for row in flags():
         for key, read in row.reads.items():
             if key.startswith(prefix):
                 value = read(space)
@@ -86,7 +100,7 @@ def column(name: str) -> Mapping[str, Any]:
     """Return one column by the parser's `dest`: "key", "added", "unread", "decides", "unsaid", "companion",
     "only_helps" or "subject". Rows without a value are left out."""
     values: dict[str, Any] = {}
-    for row in FLAGS:
+    for row in flags():
         for dest in sorted(row.dests):
             if getattr(row, name):
                 values.setdefault(dest, getattr(row, name))
@@ -96,4 +110,4 @@ def column(name: str) -> Mapping[str, Any]:
 @cache
 def bridge_fields() -> Mapping[str, tuple[Field, ...]]:
     """Return the fields of Bridge that each flag sets."""
-    return {row.name: row.fields for row in reversed(FLAGS) if row.fields is not None}
+    return {row.name: row.fields for row in reversed(flags()) if row.fields is not None}

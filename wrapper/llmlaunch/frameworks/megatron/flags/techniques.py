@@ -6,7 +6,6 @@ from typing import get_args
 
 from llmlaunch.frameworks.megatron.cuda_graphs import MODULES_SINCE, graph_implementation
 from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES
-from llmlaunch.frameworks.megatron.flags.mixture import one_of
 from llmlaunch.frameworks.megatron.flags.row import (
     MODEL,
     PARSED,
@@ -17,6 +16,7 @@ from llmlaunch.frameworks.megatron.flags.row import (
     alias,
     chosen,
     flag,
+    one_of,
     within,
 )
 from llmlaunch.frameworks.megatron.techniques import modules_of
