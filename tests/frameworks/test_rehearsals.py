@@ -2,7 +2,7 @@
 GPU", from plan to peak.
 
 On the GPU real Megatron core (0.19.2), as rank 256 of 512, and real DeepSpeed, as rank 0 of 64 under ZeRO 3, run on the
-CPU over torch's fake process group, under the real job.sbatch, train.sh, rank wrapper and monitor. Only the driver
+CPU over torch's fake process group, under the real job.sbatch, node.pyz and monitor. Only the driver
 stands in (tests/fake_nvml), and for Megatron what torch would count of a device.
 """
 

@@ -115,7 +115,7 @@ def torchrun(program: list[str], environment: dict[str, str], processes: int = 2
 
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    """Start a rendered job as train.sh would, its files laid into `folder`."""
+    """Start a rendered job under torchrun, its files laid into `folder`."""
     rendered = DeepSpeed().render(load_recipe(asset("recipes", "quickstart.yaml"), (*TINY, *overrides)), ZERO_1)
     for name, content in rendered.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,7 @@ def built_since(moment: float) -> list[Path]:
 
 
 def test_the_curves_of_a_run_are_whole_in_wandb(train: Train, tmp_path: Path) -> None:
-    """DeepSpeed's own monitor, by ds_config.json; the variables are those of train.sh. Rank 0 alone writes."""
+    """DeepSpeed's own monitor, by ds_config.json; the variables are those that a node sets. Rank 0 alone writes."""
     variables = {"WANDB_RUN_ID": "tiny-1", "WANDB_RESUME": "allow", "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
     words = ("training.steps=3", "tracking={wandb: {project: ours, mode: offline}}")
     run = train([case("curves", ZERO_1, *words) | {"environment": variables}], tmp_path)["curves"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from llmlaunch.assets import asset
+from llmlaunch.node.node_environment import export_tracking
 from llmlaunch.store.database import Store
 from llmlaunch.store.history import stored_run
 from llmlaunch.store.run_figures import figures_of
@@ -55,19 +54,19 @@ def test_a_run_that_the_training_itself_writes_to_wandb_is_named_as_there(store:
     tracked = "tracking: {wandb: {project: ours, entity: us, name: shown}}"
     (run.path / "recipe.yaml").write_text(f"schema: 1\nname: my.run\n{tracked}\n")
     assert json.loads(exported(store, run)[0])["wandb"] == {
-        "id": id_in_train_script(run_id),
+        "id": id_on_a_node(run.path, run_id),
         "project": "ours",
         "entity": "us",
         "name": "shown",
     }
 
 
-def id_in_train_script(run_id: str) -> str:
-    """The id that train.sh exports, by bash itself."""
-    template = asset("templates", "train.sh.j2").read_text("utf-8")
-    (line,) = (line for line in template.splitlines() if line.startswith("export WANDB_RUN_ID="))
-    script = f'run_id=$1; {line}; printf %s "$WANDB_RUN_ID"'
-    return subprocess.run(["bash", "-uc", script, "bash", run_id], capture_output=True, text=True, check=True).stdout
+def id_on_a_node(run: Path, run_id: str) -> str:
+    """The id that a node of the run exports to the trainers."""
+    (run / "run.id").write_text(f"{run_id}\n")
+    environment: dict[str, str] = {}
+    export_tracking({"wandb": {"name": "shown", "save_dir": None}, "workdir": ""}, run, run, environment)
+    return environment["WANDB_RUN_ID"]
 
 
 def test_every_field_is_documented(store: Store, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,15 +60,6 @@ class JobProcesses:
         return False
 
 
-def kill_tree(process: Process) -> None:
-    """SIGKILL the process and all below it, itself first, so that it starts no more."""
-    below = descendants(process.pid)
-    process.signal(signal.SIGKILL)
-    for pid in below:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def listeners(pid: int, number: int) -> list[int]:
     """Return the process if it has a handler for signal `number`, else those nearest below it that have one."""
     if _catches(pid, number):
@@ -82,15 +72,6 @@ def listeners(pid: int, number: int) -> list[int]:
         else:
             rest += children.get(child, [])
     return listening
-
-
-def descendants(pid: int) -> list[int]:
-    """Return all processes below `pid`, parents before their children; some may have ended meanwhile."""
-    children = _children()
-    pids = [pid]
-    for parent in pids:
-        pids += children.get(parent, [])
-    return pids[1:]
 
 
 def parent_of(pid: int) -> int:

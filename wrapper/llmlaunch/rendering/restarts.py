@@ -22,11 +22,6 @@ def restart_by(recipe: Recipe) -> str | None:
     return None if recipe.restart is None else recipe.restart.by or recipe.cluster.site.restart_by or "requeue"
 
 
-def restarts_here(recipe: Recipe) -> bool:
-    """Whether the job starts again in its allocation before it goes back to the queue."""
-    return recipe.restart is not None and recipe.restart.within == "job"
-
-
 def _chain(plan: Plan) -> list[Plan]:
     """Every layout that one job may run."""
     fallbacks = plan.fallbacks.layouts if plan.fallbacks else ()

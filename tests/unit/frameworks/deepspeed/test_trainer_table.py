@@ -76,7 +76,7 @@ def read(words: list[str], files: Mapping[str, str] | None = None) -> Reading:
         devices_per_node=8,
         files=files or {},
         folder=Path("/nowhere"),
-        place="train.sh:1",
+        place="command.txt:1",
     )
     return read_deepspeed(command)
 
