@@ -371,7 +371,9 @@ class TrainingNode:
             put_first(self._environment, str(hook))
         processes = []
         for local_rank in range(1 if launch["by_itself"] else place.devices):
-            ours = {} if launch["by_itself"] else rank_variables(place.team(port), local_rank, self._environment)
+            ours = {"MASTER_ADDR": place.address, "MASTER_PORT": str(port)}
+            if not launch["by_itself"]:  # else the variables of the recipe say its place
+                ours = rank_variables(place.team(port), local_rank, self._environment)
             environment = {**self._environment, **ours}
             stacks = None
             if is_hooked:
