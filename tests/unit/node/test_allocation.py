@@ -69,6 +69,12 @@ def test_silent_nodes_that_start_no_task_are_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("srun")
+def test_a_silent_node_that_starts_a_task_shows_that_it_is_not_slurm(tmp_path: Path) -> None:
+    """All are silent where one was lost before its step was launched."""
+    assert nodes_without_answer(["well", "refused1"], []) == ["refused1"]
+
+
+@pytest.mark.usefixtures("srun")
 @pytest.mark.parametrize("others", [["refused2"], []])
 def test_where_another_node_starts_none_either_it_is_slurm(others: list[str]) -> None:
     assert nodes_without_answer(["refused1"], others) == []

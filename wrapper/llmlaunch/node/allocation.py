@@ -38,20 +38,22 @@ ASK = ("srun", "--overlap", "--mem=0", "--gres=none", "--nodes=1", "--ntasks=1",
 
 
 def nodes_without_answer(silent: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return those of the `silent` nodes that start no task any more. None where none of the `others` does either: then
-    it is not the nodes."""
+    """Return those of the `silent` nodes that start no task any more. None where no other one does either, silent or
+    not: then it is not the nodes. (All are silent where one of them was lost before its step was launched.)"""
     give_up_at = time.monotonic() + ALL_ANSWERS_SECONDS
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         answers = list(pool.map(lambda node: _answers(node, give_up_at), silent))
-    lost = [node for node, answer in zip(silent, answers) if not answer]
-    return lost if lost and others and _answers(others[0], time.monotonic() + ANSWER_SECONDS) else []
+    lost = [node for node, answer in zip(silent, answers) if answer is False]
+    if not lost or True in answers:
+        return lost
+    return lost if others and _answers(others[0], time.monotonic() + ANSWER_SECONDS) else []
 
 
-def _answers(node: str, give_up_at: float) -> bool:
-    """Whether the node starts a task; also where there is no time left to ask."""
+def _answers(node: str, give_up_at: float) -> bool | None:
+    """Whether the node starts a task; None where there is no time left to ask, or no srun."""
     seconds = min(ANSWER_SECONDS, give_up_at - time.monotonic())
     if seconds <= 0.0:
-        return True
+        return None
     try:
         done = subprocess.run(
             [*ASK, f"--nodelist={node}", "true"],
@@ -65,14 +67,15 @@ def _answers(node: str, give_up_at: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     except OSError:
-        return True
+        return None
     return done.returncode == 0
 
 
 def node_failure(lost: Sequence[str]) -> Record:
     """Return the cause of an attempt whose nodes were `lost`."""
     names = ", ".join(lost)
-    line = f"{names} left no end of {'its' if len(lost) == 1 else 'their'} trainers, and starts no task any more"
+    its, starts = ("its", "starts") if len(lost) == 1 else ("their", "start")
+    line = f"{names} left no end of {its} trainers, and {starts} no task any more"
     return cause("node_fail", lost[0], line, "finish", sick=True, nodes=list(lost))
 
 
