@@ -105,6 +105,7 @@ class Week:
             steps=int(described["progress"]["steps"]),
             save_interval=int(described["checkpoint"]["interval"]),
             non_persistent_interval=interval_steps(options.non_persistent_minutes, options.nodes),
+            patterns=(described["progress"]["step_patterns"], described["progress"].get("slow_patterns")),
             pause_seconds=float(expected["save_seconds"]),
             write_seconds=WRITE_SECONDS,
         )

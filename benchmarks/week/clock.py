@@ -1,5 +1,6 @@
 """A clock that jumps from event to event, for real processes: they read it and sleep by it (clock.c), and it stands
-still until every one of them waits. So a slow or loaded machine changes no result.
+still until every one of them waits. So a slow or loaded machine changes no result, but for the milliseconds that Python
+sleeps until a child has ended.
 """
 
 from __future__ import annotations
@@ -39,27 +40,46 @@ class Timer:
 
 
 class Command:
-    """A command of SLURM that a process of the job calls, and that waits for its answer. `on_signal` hears what the
-    process is told, `on_end` that it ended without an answer."""
+    """A command of SLURM that a process of the job calls, and that waits for its answer. `on_line` hears each line of
+    its standard input, `on_end` that it ended without an answer."""
 
     def __init__(self, connection: socket.socket, message: bytes) -> None:
-        _, attempt, node_ranks, *words = message[1:].decode().split("\0")[:-1]
-        self.attempt, self.node_ranks, self.words = attempt, node_ranks, words
-        self.on_signal: Callable[[int], None] = lambda number: None
+        self.words = message[1:].decode().split("\0")[:-1]
+        self.on_line: Callable[[str], None] = lambda line: None
         self.on_end: Action = lambda: None
         self._connection = connection
-        self._answer: bytes | None = None
+        self._is_answered = False
+        self._rest = ""
+
+    def say(self, text: str) -> None:
+        """Print something, and go on."""
+        if not self._is_answered:
+            self._send(b"O" + text.encode())
 
     def answer(self, code: int = 0, text: str = "") -> None:
-        if self._answer is None:
-            self._answer = bytes([code]) + text.encode()
-            with contextlib.suppress(OSError):  # killed in the meantime
-                self._connection.send(self._answer)
+        if not self._is_answered:
+            self._is_answered = True
+            self._send(b"A" + bytes([code]) + text.encode())
+
+    def _send(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # killed in the meantime
+            self._connection.send(message)
+
+    def take_input(self, text: bytes) -> None:
+        *lines, self._rest = (self._rest + text.decode()).split("\n")
+        for line in lines:
+            self.on_line(line)
+
+    def take_end(self) -> None:
+        if not self._is_answered:
+            self._is_answered = True
+            self.on_end()
 
 
 class SimulatedClock:
     """`command` takes what the job asks of SLURM, `moved` hears of each step of the clock, `ended` of the end of a
-    child by its process id and exit code."""
+    child by its process id and exit code. While `is_ordinary` and nothing is watched closely, the loop of a process
+    waits for `look_seconds` instead of as often as it wants to."""
 
     def __init__(self, folder: Path, start: float, look_seconds: float) -> None:
         self.now = start
@@ -67,6 +87,7 @@ class SimulatedClock:
         self.command: Callable[[Command], None] = lambda command: None
         self.moved: Action = lambda: None
         self.ended: Callable[[int, int], None] = lambda pid, code: None
+        self.is_ordinary: Callable[[], bool] = lambda: False
         self._look_seconds = look_seconds
         self._closely_until = start
         self._timers: list[tuple[float, int, Timer]] = []
@@ -75,6 +96,7 @@ class SimulatedClock:
         self._tasks: dict[str, tuple[bytes, bytes]] = {}  # when all waited last
         self._woken_threads: set[str] = set()
         self._asleep_again: set[str] = set()
+        self._only_asleep: set[str] = set()  # that wait for nothing but the clock
         self._path = folder / "clock"
         self._path.write_bytes(struct.pack("@d", start))
         with self._path.open("r+b") as file:
@@ -99,8 +121,12 @@ class SimulatedClock:
     def _enter(self, timer: Timer, at: float) -> None:
         heapq.heappush(self._timers, (at, next(self._numbers), timer))
 
+    @property
+    def is_quiet(self) -> bool:
+        return self.now >= self._closely_until and self.is_ordinary()
+
     def watch_closely(self, seconds: float) -> None:
-        """Let the watchdog look as often as it wants to for so long, the one that sleeps now included."""
+        """Let the job's program look as often as it wants to for so long, the one that waits now included."""
         self._closely_until = max(self._closely_until, self.now + seconds)
         for timer, wanted in self._quiet:
             self._enter(timer, self.now + wanted)
@@ -150,33 +176,36 @@ class SimulatedClock:
             self._selector.modify(connection, selectors.EVENT_READ, lambda: self._next_message(connection, command))
             self.command(command)
         elif message:
-            kind, thread, seconds = SLEEP.unpack(message)
-            self._asleep_again.add(str(thread))
-            is_quiet = kind == b"W" and seconds >= 1.0 and self.now >= self._closely_until
-            longer = self._look_seconds if is_quiet else seconds
-            timer = self.after(longer, lambda: self._wake(connection, str(thread)))
-            if is_quiet:
+            kind, number, seconds = SLEEP.unpack(message)
+            thread = str(number)
+            self._asleep_again.add(thread)
+            if kind == b"S":
+                self._only_asleep.add(thread)
+            is_longer = kind == b"L" and self.is_quiet
+            timer = self.after(self._look_seconds if is_longer else seconds, lambda: self._wake(connection, thread))
+            if is_longer:
                 self._quiet.append((timer, seconds))
-            self._selector.modify(connection, selectors.EVENT_READ, lambda: self._woken(connection, timer))
+            self._selector.modify(connection, selectors.EVENT_READ, lambda: self._woken(connection, timer, thread))
 
     def _wake(self, connection: socket.socket, thread: str) -> None:
         self._woken_threads.add(thread)
         self._forget(connection)
 
-    def _woken(self, connection: socket.socket, timer: Timer) -> None:
-        """By a signal, or killed."""
+    def _woken(self, connection: socket.socket, timer: Timer, thread: str) -> None:
+        """By what it waited for, by a signal, or killed."""
         timer.cancel()
         if not self._message(connection):
             self._forget(connection)
+            self._asleep_again.discard(thread)
+            self._only_asleep.discard(thread)
 
     def _next_message(self, connection: socket.socket, command: Command) -> None:
         message = self._message(connection)
-        if message[:1] == b"N":
-            command.on_signal(message[1])
-        elif not message:
+        if message:
+            command.take_input(message[1:])
+        else:
             self._forget(connection)
-            if command._answer is None:
-                command.on_end()
+            command.take_end()
 
     def _message(self, connection: socket.socket) -> bytes:
         try:
@@ -211,6 +240,7 @@ class SimulatedClock:
         self._tasks = tasks
         self._woken_threads.clear()
         self._asleep_again.clear()
+        self._only_asleep.clear()
         self.longest_decision_seconds = max(self.longest_decision_seconds, time.perf_counter() - began)
 
     def _only_slept(self, tasks: dict[str, tuple[bytes, bytes]]) -> bool:
@@ -239,7 +269,7 @@ class SimulatedClock:
         for pid in below:
             try:
                 for thread in _names(f"/proc/{pid}/task"):
-                    if thread in self._asleep_again:  # or about to be: it has nothing else to do
+                    if thread in self._only_asleep:  # or about to be: it has nothing else to do
                         tasks[thread] = (b"S", b"")
                         continue
                     folder = f"/proc/{pid}/task/{thread}"

@@ -8,23 +8,21 @@ import os
 import re
 import signal
 import subprocess
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clock import Command, SimulatedClock, kill_all
-from training import SLOW_FACTOR, Job, Training
+from steps import OtherStep
+from training import Job, Training
 
 from llmlaunch.causes.suspects import most_left_out
-from llmlaunch.node.preflight import Marker
-from llmlaunch.node.preflight_verdict import STAGES
-from llmlaunch.rundir import file_names
+from llmlaunch.node.training_node import PREFLIGHT, PREPARE
 
 JOB, PARTITION = "4711", "gpu"
 QUEUE_SECONDS = 600.0  # from the end of a job to its next start
 SLURMD_TIMEOUT_SECONDS = 300.0  # SLURM's default: so long until it notices that a node is gone
 KILL_WAIT_SECONDS = 30.0  # its default, too
-PREFLIGHT_SECONDS, PREPARE_SECONDS = 60.0, 30.0
+NO_ANSWER_SECONDS = 11.0  # until an srun to a node that is gone says so, as on the one-machine cluster
 BATCH_OVER = "slurmstepd: error: *** JOB {job} ON {node} CANCELLED AT 2026-01-05T00:00:00 DUE TO NODE FAILURE ***\n"
 
 
@@ -54,6 +52,7 @@ class Cluster:
         clock.command = self._answer
         clock.ended = self._process_ended
         clock.moved = self._advance
+        clock.is_ordinary = lambda: self.training is not None and self.training.is_ordinary
 
     def _advance(self) -> None:
         if self.training is not None:
@@ -146,6 +145,8 @@ class Cluster:
             self._released(0)
             return
         self.clock.watch_closely(60.0)
+        if self.training is not None:
+            self.training.take_slurms_signal()
         process = self._process
         process.send_signal(signal.SIGTERM)
         self.clock.after(KILL_WAIT_SECONDS, lambda: kill_all(process.pid) if self._process is process else None)
@@ -169,6 +170,10 @@ class Cluster:
         elif name == "scontrol" and words[:1] == ["update"]:
             self._update(text)
             command.answer()
+        elif name == "scontrol" and words[:2] == ["show", "config"]:
+            command.answer(0, "ProctrackType           = proctrack/cgroup\n")
+        elif name == "squeue" and words[-1] == "%N":
+            command.answer(0, ",".join(self.allocation) + "\n")
         elif name == "squeue":
             running = self.training is not None and self.training.active
             command.answer(0, f"{JOB}.batch\n" + (f"{JOB}.1\n" if running else ""))
@@ -193,32 +198,24 @@ class Cluster:
         named = next((word.partition("=")[2] for word in words if word.startswith("--nodelist=")), None)
         nodes = named.split(",") if named else list(self.allocation)
         if words[-1] == "true":
-            if nodes[0] not in self.job.down:  # else it waits
-                command.answer()
-        elif words[-1] == "preflight":
-            self.clock.after(PREFLIGHT_SECONDS, lambda: self._preflight(command, nodes))
-        elif words[-1] == "prepare":
-            self.clock.after(PREPARE_SECONDS, command.answer)
+            is_down = nodes[0] in self.job.down
+            self.clock.after(NO_ANSWER_SECONDS if is_down else 0.0, lambda: command.answer(int(is_down)))
+            return
+        attempt, ranks = _option(words, "--attempt"), _option(words, "--node-ranks")
+        if words[-1] == PREFLIGHT:
+            OtherStep(self.job, command, attempt, nodes).try_nodes()
+        elif words[-1] == PREPARE:
+            OtherStep(self.job, command, attempt, nodes).prepare()
         else:
-            order = nodes
-            if command.node_ranks:
-                ranks = dict(zip(nodes, map(int, command.node_ranks.split()), strict=True))
-                order = sorted(nodes, key=ranks.__getitem__)
-            self.training = Training(self.job, command, order, self._batch_host)
+            by_node = dict(zip(nodes, map(int, ranks.split(",")), strict=True)) if ranks else {}
+            order = sorted(nodes, key=by_node.__getitem__) if ranks else nodes
+            self.training = Training(self.job, command, attempt, order)
             self.trains(self.training)
 
-    def _preflight(self, command: Command, nodes: Sequence[str]) -> None:
-        """A healthy node multiplies as fast as its peers; a slow one does not; one that is gone says nothing."""
-        folder = file_names.attempt_folder(self.job.run_directory, command.attempt) / file_names.PREFLIGHT
-        for node in nodes:
-            if node in self.job.down:
-                continue
-            marker = Marker(folder / f"{node}.jsonl", Namespace(node=node, kind="gpu", devices=self.job.devices))
-            for stage in STAGES[1:]:
-                for device in range(self.job.devices):
-                    seconds = 0.01 * (SLOW_FACTOR if node in self.job.slow and device == 3 else 1.0)
-                    marker.update(device, f'{{"stage": "{stage}", "seconds": {seconds}}}')
-        command.answer()
+
+def _option(words: Sequence[str], name: str) -> str:
+    """What follows the option; empty where it is not there."""
+    return words[words.index(name) + 1] if name in words else ""
 
 
 def build(folder: Path, sources: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,13 @@ from random import Random
 from typing import Any
 
 from clock import Command, SimulatedClock, Timer
+from steps import PORT, SLOW_FACTOR, NodeWords, StepWords, say_of_all
 
 from llmlaunch.frameworks.checkpoints import NON_PERSISTENT_FOLDER
+from llmlaunch.node import node_channel
 from llmlaunch.node.diagnose import cause_on_node
 from llmlaunch.node.files import RecordAppender
+from llmlaunch.node.training_node import BEAT_SECONDS, GRACE_SECONDS
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import replace_bytes, replace_json
 from llmlaunch.rundir.stack_files import HEADING
@@ -30,12 +32,12 @@ STEP_JITTER = 0.02  # standard deviation of a step's time
 RANKS_SECONDS = 20.0  # from srun to the trainers' first sign
 START_SECONDS = 120.0  # from srun to the first step: start-up
 LOAD_FAILS_SECONDS = 90.0  # from srun until a checkpoint that cannot be loaded is noticed
-NOTICE_SECONDS = 2.0  # from a rank's end to what its node and its neighbours say of it, as on the one-machine cluster
-KILL_SECONDS = 1.0  # from TERM to srun's end, where every node is there
-KILL_WAIT_SECONDS = 30.0  # SLURM's default from TERM to KILL of the tasks of a step in which one failed
+NOTICE_SECONDS = 2.0  # until the neighbours of a node that is gone fail; from the end of a node's ranks to its own
+LAUNCH_SECONDS = 30.0  # until srun gives up a node that does not start its task
 NCCL_TIMEOUT_SECONDS = 600.0  # Megatron-LM's default, --distributed-timeout-minutes 10
 DUMP_SECONDS = 2.0
-SLOW_FACTOR = 1.5
+KILLED = 128 + 9  # exit code of a node whose ranks were
+SRUN_SECONDS = 0.5  # from the end of the last task to srun's
 WINDOW_SECONDS = 30.0
 NEIGHBOURS = 3  # nodes that notice at once that one is gone
 SKIPPED_STEP_SECONDS = 0.5  # a step whose batch is only read
@@ -85,6 +87,7 @@ class Job:
     steps: int
     save_interval: int
     non_persistent_interval: int  # 0: none
+    patterns: Sequence[object]  # of the trainers' lines: of a step, and of one that takes longer
     pause_seconds: float  # that a save holds the steps up
     write_seconds: float  # until it is whole
     down: dict[str, float] = field(default_factory=dict)  # nodes that are gone, until when
@@ -106,16 +109,20 @@ class Job:
 class Training:
     """One training step of the job, from srun's start to its end. `order` has the nodes by node rank."""
 
-    def __init__(self, job: Job, command: Command, order: Sequence[str], batch_host: str) -> None:
+    def __init__(self, job: Job, command: Command, attempt: str, order: Sequence[str]) -> None:
         self.job, self.clock, self.command = job, job.clock, command
-        self.attempt, self.order, self.batch_host = command.attempt, list(order), batch_host
+        self.attempt, self.order = attempt, list(order)
         self.folder = file_names.attempt_folder(job.run_directory, self.attempt)
         self.started_at = self.clock.now
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.active = True
-        self.ended_nodes: set[str] = set()
         self.stuck_since: float | None = None
+        self._codes: dict[str, int] = {}  # of nodes on which a rank failed: that of the first
+        self._ended_ranks: set[int] = set()
+        self._ended_nodes: set[str] = set()
+        self._has_port = self._is_mute = False
+        self._steps = StepWords(command, self.order[-1], job.patterns)
         self._timers: list[Timer] = []
         self._records: dict[int, dict[str, Any]] = {}
         self._nan_from: int | None = None
@@ -127,9 +134,9 @@ class Training:
         self.next_window = math.floor(self.clock.now / WINDOW_SECONDS)
         self.loaded_step = max(_tracker(job.checkpoints), _tracker(job.non_persistent))
         self._skips = _skips(self.folder)
-        command.on_signal = self._hear
-        command.on_end = self._srun_was_killed
-        self._later(RANKS_SECONDS, self._begin_ranks)
+        command.on_line = self._hear
+        command.on_end = self.stop
+        self._later(RANKS_SECONDS, self._meet)
 
     @property
     def world(self) -> int:
@@ -147,12 +154,32 @@ class Training:
 
     # --- the ordinary way ------------------------------------------------------------------------------------
 
-    def _begin_ranks(self) -> None:
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether it makes one step after another, and has made some."""
+        return self.active and self.first_step is not None and not math.isinf(self._step_ends) and not self._stops
+
+    def _live_nodes(self) -> list[str]:
+        return [node for node in self.order if node not in self.job.down and node not in self._ended_nodes]
+
+    def _beat(self) -> None:
+        """Each node says that it is there; in quiet times nobody listens."""
+        self._is_mute = self.clock.is_quiet
+        if self.active and not self._is_mute:
+            say_of_all(self.command, self._live_nodes(), node_channel.ALIVE)
+            self._later(BEAT_SECONDS, self._beat)
+
+    def _meet(self) -> None:
         gone = [node for node in self.order if node in self.job.down]
         if gone:  # SLURM starts no step of which a node does not answer
             self._say(self.order[0], f"srun: error: Task launch failed on node {gone[0]}: Socket timed out\n")
-            self._later(KILL_WAIT_SECONDS, lambda: self.end(1))
+            self._later(LAUNCH_SECONDS, lambda: self.end(1))
             return
+        self._beat()
+        NodeWords(self.command, self.order[0]).send(node_channel.PORT, PORT)
+
+    def _begin_ranks(self) -> None:
+        self._has_port = True
         for place, node in enumerate(self.order):
             self._say(node, f"llmlaunch: {node}: training with /opt/python\n")
             self._write_records(node, range(place * self.job.devices, (place + 1) * self.job.devices))
@@ -199,6 +226,8 @@ class Training:
 
     def advance(self) -> None:
         """Write what the trainers have done until now."""
+        if self._is_mute and not self.clock.is_quiet:
+            self._beat()
         lines = []
         while self.active and min(self._step_ends, self._saved_at()) <= self.clock.now:
             if self._saved_at() <= self._step_ends:
@@ -207,6 +236,7 @@ class Training:
             lines.append(self._complete_step())
         if lines:
             self._say(self.order[-1], "".join(lines))
+            self._steps.print("".join(lines).splitlines())
         if self.active and self.first_step is not None and any(node in self.job.slow for node in self.order):
             self._write_windows()
 
@@ -305,68 +335,82 @@ class Training:
     # --- what breaks -----------------------------------------------------------------------------------------
 
     def crash(self, rank: int, error: str, where: str = IN_A_STEP) -> None:
-        """A rank ends with an exception; its node's other ranks are taken down, and srun ends the step."""
-        if not self.active:
-            return
-        self.clock.watch_closely(180.0)
-        self._stop_steps()
-        self._fail_rank(rank, error, where)
-        self._later(NOTICE_SECONDS, lambda: self._end_of_node(self.node_of(rank)))
-        self._later(NOTICE_SECONDS + 0.1, self._tell_others)
-        self._later(NOTICE_SECONDS + KILL_WAIT_SECONDS, lambda: self.end(1))
+        """A rank ends with an exception, and those of the other nodes wait for it."""
+        if self.active and not self._has_port:
+            self._later(RANKS_SECONDS, lambda: self.crash(rank, error, where))
+        elif self.active:
+            self._stop_steps()
+            self._fail_rank(rank, error, where)
 
-    def _fail_rank(self, rank: int, error: str, where: str, signal_name: str | None = None) -> None:
+    def _fail_rank(self, rank: int, error: str, where: str) -> None:
+        """A TERM of its node does not end the others: they wait in a collective for one that is gone."""
         node = self.node_of(rank)
         self._say(node, TRACEBACK.format(rank=rank, error=error, where=where))
-        end = {"exit_code": 1} if signal_name is None else {"signal": signal_name}
-        self._write_records(node, [rank], ended_at=self.clock.now, **end)
-        first = rank - rank % self.job.devices
-        others = [other for other in range(first, first + self.job.devices) if other != rank]
-        self._write_records(node, others, ended_at=self.clock.now + 1.0, signal="SIGTERM")
+        self._end_ranks(node, [rank], 1, exit_code=1)
+        self._later(GRACE_SECONDS, lambda: self._kill([node]))
 
-    def _end_of_node(self, node: str) -> None:
-        """A node whose trainers failed writes down what ended them."""
-        if not self.active:
+    def _end_ranks(self, node: str, ranks: Sequence[int], code: int, **end: Any) -> None:
+        self._ended_ranks.update(ranks)
+        self._write_records(node, ranks, ended_at=self.clock.now, **end)
+        if node not in self._codes:
+            self._codes[node] = code
+            NodeWords(self.command, node).send(node_channel.FAILED, code)
+
+    def _kill(self, nodes: Sequence[str]) -> None:
+        """Those nodes kill their ranks, write down what ended them, and end."""
+        if not self._has_port:  # there are none
+            self._codes.update(dict.fromkeys(nodes, 1))
+            for node in nodes:
+                self._end_node(node, 1)
             return
+        killed = []
+        for node in nodes:
+            first = self.order.index(node) * self.job.devices
+            ranks = [rank for rank in range(first, first + self.job.devices) if rank not in self._ended_ranks]
+            if ranks and node not in self.job.down:
+                self._end_ranks(node, ranks, KILLED, signal="SIGKILL")
+                killed.append(node)
+        if killed:
+            self._stop_steps()
+            self._later(NOTICE_SECONDS, lambda: self._end_failed(killed))
+
+    def _end_failed(self, nodes: Sequence[str]) -> None:
         before = {"at": self.clock.now + 1e9}  # so that the log of this machine's own kernel is left alone
-        record = cause_on_node(self.job.run_directory, self.attempt, node, 1, before)
-        replace_json(self.folder / file_names.CAUSES / f"{node}.json", record)
-        self.ended_nodes.add(node)
+        for node in nodes:
+            record = cause_on_node(self.job.run_directory, self.attempt, node, self._codes[node], before)
+            replace_json(self.folder / file_names.CAUSES / f"{node}.json", record)
+            self._end_node(node, self._codes[node])
 
-    def _tell_others(self) -> None:
-        """srun --kill-on-bad-exit: SLURM tells the other tasks to end. Their trainers wait for one that is gone."""
-        if not self.active:
-            return
-        for node in self.order:
-            if node not in self.ended_nodes and node not in self.job.down:
-                replace_bytes(self.folder / file_names.STOP_SIGNALS / node, b"TERM\n", lasting=False)
+    def _end_node(self, node: str, code: int) -> None:
+        """srun ends with its last task, and one that is gone does not end."""
+        NodeWords(self.command, node).send(node_channel.ENDED, code)
+        self._ended_nodes.add(node)
+        if len(self._ended_nodes) == len(self.order):
+            self._later(SRUN_SECONDS, lambda: self.end(max(self._codes.values(), default=0)))
 
     def lose_node(self, node: str) -> None:
         """A node goes without a word, and its neighbours notice that a peer is gone."""
-        if not self.active:
+        if not self.active or node not in self.order:
             return
-        self.clock.watch_closely(180.0)
         self._stop_steps()
-        if node not in self.order:
-            return
         place = self.order.index(node)
         neighbours = [self.order[(place + away) % len(self.order)] for away in range(1, NEIGHBOURS + 1)]
         self._later(NOTICE_SECONDS, lambda: self._neighbours_fail([name for name in neighbours if name != node]))
 
     def _neighbours_fail(self, nodes: Sequence[str]) -> None:
         for node in dict.fromkeys(nodes):
-            self._fail_rank(self.order.index(node) * self.job.devices, PEER_ERROR, IN_A_STEP)
-            self._later(NOTICE_SECONDS, lambda node=node: self._end_of_node(node))  # type: ignore[misc]
-        self._later(NOTICE_SECONDS + 0.1, self._tell_others)
+            if self._has_port and node in self._live_nodes():
+                self._fail_rank(self.order.index(node) * self.job.devices, PEER_ERROR, IN_A_STEP)
 
     def hang(self, rank: int, answers: bool) -> None:
         """A rank does not come to a collective. Ten minutes later NCCL gives up, if nobody did before."""
-        if not self.active:
+        if self.active and not self._has_port:
+            self._later(RANKS_SECONDS, lambda: self.hang(rank, answers))
+        if not self.active or not self._has_port:
             return
         self._stop_steps()
         self.stuck_since = self.clock.now
         self._hung_rank, self._hung_answers = rank, answers
-        self.clock.watch_closely(NCCL_TIMEOUT_SECONDS + 240.0)
         self._later(NCCL_TIMEOUT_SECONDS, self._nccl_gives_up)
 
     def _nccl_gives_up(self) -> None:
@@ -378,9 +422,6 @@ class Training:
         self._fail_rank(
             rank, "torch.distributed.DistBackendError: Watchdog caught collective operation timeout", IN_A_STEP
         )
-        self._later(NOTICE_SECONDS, lambda: self._end_of_node(self.node_of(rank)))
-        self._later(NOTICE_SECONDS + 0.1, self._tell_others)
-        self._later(NOTICE_SECONDS + KILL_WAIT_SECONDS, lambda: self.end(1))
 
     def _dump_flight(self) -> None:
         ranks = list(range(self.world))
@@ -429,31 +470,43 @@ class Training:
     def _stop_steps(self) -> None:
         self._step_ends = math.inf
         self._saving.clear()
+        self.clock.watch_closely(1.0)  # and on, until there are steps again
 
     # --- srun ------------------------------------------------------------------------------------------------
 
-    def _hear(self, number: int) -> None:
-        if number == signal.SIGUSR2:
+    def _hear(self, line: str) -> None:
+        """What the job tells the nodes."""
+        word = line.partition(" ")[0]
+        if not self.active:
+            return
+        if word == node_channel.PORT and not self._has_port:
+            self._begin_ranks()
+        elif word == node_channel.STACKS:
             self._later(DUMP_SECONDS, self._write_stacks)
-        elif number == signal.SIGUSR1:
+        elif word in (node_channel.SAVE, node_channel.END):  # Megatron-LM saves at a TERM
             self._save_and_end()
-        elif number == signal.SIGTERM:
-            self._stop_steps()
-            if not any(node in self.job.down for node in self.order):
-                self._later(KILL_SECONDS, lambda: self.end(143))
+        elif word == node_channel.KILL:
+            self._kill(self._live_nodes())
+
+    def take_slurms_signal(self) -> None:
+        """SLURM ends the job, and tells the nodes of its step first."""
+        if self.active:
+            say_of_all(self.command, self._live_nodes(), node_channel.STOPPING, "TERM")
+            self._save_and_end()
 
     def _save_and_end(self) -> None:
-        """The trainers save after the step they are in and end with 0."""
-        if self._stops or not self.active or self.stuck_since is not None or math.isinf(self._step_ends):
+        """The trainers save after the step they are in and end with 0. Those that wait in a collective do not hear of
+        it."""
+        if self._stops or self.stuck_since is not None or math.isinf(self._step_ends):
             return
         self._stops = True
-        self.clock.watch_closely(300.0)
-        for node in self.order:
-            replace_bytes(self.folder / file_names.STOP_SIGNALS / node, b"USR1\n", lasting=False)
+        self.clock.watch_closely(1.0)
         rest = max(0.0, self._step_ends - self.clock.now)
         self._later(rest + self.job.write_seconds, self._end_in_order)
 
     def _end_in_order(self) -> None:
+        if math.isinf(self._step_ends):  # something broke meanwhile
+            return
         step = self.last_step or 0
         self._stop_steps()
         self._say(self.order[-1], f" saving checkpoint at iteration {step:7d} to {self.job.checkpoints}\n")
@@ -463,8 +516,9 @@ class Training:
         for place, node in enumerate(self.order):
             ranks = range(place * self.job.devices, (place + 1) * self.job.devices)
             self._write_records(node, ranks, ended_at=self.clock.now, exit_code=0)
+            self._ended_ranks.update(ranks)
             (self.folder / file_names.DONE / node).touch()
-        self._later(1.0, lambda: self.end(0))
+        self._later(1.0, lambda: [self._end_node(node, 0) for node in self.order])
 
     def end(self, code: int) -> None:
         """srun ends with this code, and nothing of the step is left."""
@@ -477,9 +531,6 @@ class Training:
             self._stop_steps()
             for timer in self._timers:
                 timer.cancel()
-
-    def _srun_was_killed(self) -> None:
-        self.stop()
 
 
 def _tracker(checkpoints: Path) -> int:
