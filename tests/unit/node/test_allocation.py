@@ -80,12 +80,16 @@ def test_where_another_node_starts_none_either_it_is_slurm(others: list[str]) ->
     assert nodes_without_answer(["refused1"], others) == []
 
 
-def test_what_an_attempt_or_its_preflight_left_out_stays_out_of_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("follows", "still"), [("restart", ["c", "d"]), ("fallback", ["c", "d"]), ("requeue", [])])
+def test_what_an_attempt_or_its_preflight_left_out_stays_out_of_the_allocation(
+    tmp_path: Path, follows: str, still: list[str]
+) -> None:
     earlier = attempt(tmp_path, "a", "b").folder
     (earlier / "preflight.json").write_text(json.dumps({"bad": {"c": "GPU 3 is slow", "../x": ""}}))
-    (earlier / "status.json").write_text(json.dumps({"attempt": ATTEMPT, "left_out": ["d", 7]}))
+    verdict = {"attempt": ATTEMPT, "left_out": ["d", 7], "next": {"action": follows}}
+    (earlier / "status.json").write_text(json.dumps(verdict))
     job = ATTEMPT.partition(".")[0]
-    assert left_out(tmp_path, f"{job}.1", ["e", "f"]) == ["c", "d", "e", "f"]
+    assert left_out(tmp_path, f"{job}.1", ["e", "f"]) == [*still, "e", "f"]
     assert left_out(tmp_path, "99.0", []) == []
 
 
@@ -133,5 +137,6 @@ def test_slow_nodes_are_replaced_where_the_recipe_asks_and_spare_ones_are_enough
     before = tmp_path / "attempts" / f"{ATTEMPT.rpartition('.')[0]}.9"
     before.mkdir()
     (before / "attempt.json").write_text(json.dumps({"attempt": before.name, "started_at": 1.0}))
-    (before / "status.json").write_text(json.dumps({"attempt": before.name, "left_out": ["n4", "n5"]}))
+    verdict = {"attempt": before.name, "left_out": ["n4", "n5"], "next": {"action": "restart"}}
+    (before / "status.json").write_text(json.dumps(verdict))
     assert replaceable(tmp_path, "n2", wanted) == []  # no spare node is fit any more

@@ -80,18 +80,21 @@ def node_failure(lost: Sequence[str]) -> Record:
 
 
 def left_out(run_directory: Path, attempt: str, bad: Iterable[str]) -> list[str]:
-    """Return the nodes that the job is not to train on again: those that are `bad`, those that a preflight of the job
-    found faulty, and those that its earlier attempts left out."""
-    nodes = {*bad}
-    for earlier in begun_attempts(run_directory):
-        if job_of(earlier.name) != job_of(attempt):
+    """Return the nodes that the job is not to train on again while it keeps its allocation: those that are `bad`, those
+    that a preflight found faulty, and those that the attempts before left out. After a requeue all that SLURM gives may
+    be trained on, as the preflight chooses; else each failure from then on would be a requeue, too."""
+    nodes: set[str] = set()
+    for item in begun_attempts(run_directory):
+        if job_of(item.name) != job_of(attempt):
             continue
-        tried = read_object(earlier.folder / file_names.PREFLIGHT_RESULT) or {}
+        tried = read_object(item.folder / file_names.PREFLIGHT_RESULT) or {}
         faulty = tried.get("bad")
         nodes |= {*(faulty if isinstance(faulty, dict) else ())}
-        before = (earlier.verdict or {}).get("left_out")
+        before = (item.verdict or {}).get("left_out")
         nodes |= {*(before if isinstance(before, list) else ())}
-    return sorted(node for node in nodes if is_host(node))
+        if item.name != attempt and not item.stays:
+            nodes.clear()
+    return sorted(node for node in {*nodes, *bad} if is_host(node))
 
 
 def replaceable_nodes(attempt: Attempt, slow: Iterable[SlowDevice]) -> list[str]:
