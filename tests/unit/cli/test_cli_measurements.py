@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.calibration.records import problem
-from llmlaunch.rendering.node_archive import node_archive
+from llmlaunch.node.finish import Ending, finish
 from support.command_line import CommandLine
 from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, finished_cpu_run, gpu
 
@@ -154,23 +152,15 @@ def test_a_password_in_the_url_is_not_printed(llmlaunch: CommandLine, monkeypatc
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("archive") / "node.pyz"
-    path.write_bytes(node_archive())
-    return path
-
-
 @pytest.fixture
-def ended(llmlaunch: CommandLine, archive: Path, tmp_path: Path) -> RunDir:
+def ended(llmlaunch: CommandLine, tmp_path: Path) -> RunDir:
     """A run that the store knows of, and that has ended since."""
     run = RunDir(tmp_path / "run")
     llmlaunch("collect", run.path)
     run.ranks()
     run.line("n0", processes=[{"rank": 0, "pid": 1000, "resident_bytes": 5, "resident_peak_bytes": 3 * GIB}])
     run.write(f"attempts/{ATTEMPT}/done/n0", "")
-    finish = [sys.executable, str(archive), "finish", "--run-dir", str(run.path), "--attempt", ATTEMPT]
-    subprocess.run([*finish, "--nodes", "1", "--code", "0"], check=True, capture_output=True)
+    finish(Ending(run.path, ATTEMPT, nodes=1, code=0))
     assert (run.path / "attempts" / ATTEMPT / "summary.json").exists()
     return run
 
