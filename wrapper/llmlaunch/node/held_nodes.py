@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ..rundir.values import to_type
 from . import slurm_steps
 from .allocation import nodes_without_answer
 
@@ -80,7 +81,7 @@ class HeldNodes:
             if any(word in answer for word in _NEVER):
                 self._say(
                     "SLURM does not requeue it (restart: {by: chain} submits follow-up jobs instead); go on with: "
-                    f"llmlaunch resume {run_directory}"
+                    f"{to_type('resume', run_directory)}"
                 )
                 return False
             time.sleep(REQUEUE_SECONDS)  # 22.05 has tried for 9 s itself, and says "Unexpected message received"

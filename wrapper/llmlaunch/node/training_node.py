@@ -366,7 +366,7 @@ class TrainingNode:
     def _processes(self, port: int) -> list[StartedRank]:
         launch, place = self._launch, self._place
         hook = self._files / HOOK_FOLDER
-        is_hooked = bool(launch["hook_files"])
+        is_hooked = bool(launch["hook_files"]) and (hook / "sitecustomize.py").exists()
         if is_hooked:
             put_first(self._environment, str(hook))
         processes = []
