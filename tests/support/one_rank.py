@@ -35,7 +35,7 @@ def main(archive: str, run: str, attempt: str, node: str, *program: str) -> None
     environment, folder = dict(os.environ), attempt_folder(Path(run), attempt)
     numbers = [environment_number(environment, name) for name in ("RANK", "LOCAL_RANK")]
     stacks, hook = None, Path(run) / "hook"
-    if hook.exists():
+    if (hook / "sitecustomize.py").exists():
         put_first(environment, str(hook))
         stacks = RankStacks(folder, node, numbers[0], None)
         environment[PROBE_VARIABLE] = probe_variable(Path(run), attempt, node, *numbers)
