@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.node.finish import Ending, finish
-from llmlaunch.rendering.node_archive import node_archive
+from llmlaunch.rendering.node_archive import OBSERVING, PROGRAMS, node_archive
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 DISK_SOURCE = Path(__file__).with_name("faulty_disk.c")
@@ -334,7 +334,7 @@ class NodeRig:
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("archive") / "node.pyz"
-    path.write_bytes(node_archive())
+    path.write_bytes(node_archive((*PROGRAMS, *OBSERVING)))
     return path
 
 
