@@ -90,7 +90,7 @@ def test_the_command_writes_the_runs_that_are_listed(llmlaunch: CommandLine, tmp
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [(("-", "--json"), "are JSON already"), (("/nowhere/runs.jsonl",), "/nowhere")]
+    ("words", "says"), [(("-", "--json"), "are JSON already"), (("/proc/nowhere/runs.jsonl",), "/proc/nowhere")]
 )
 def test_what_cannot_be_written_is_a_mistake(
     llmlaunch: CommandLine, tmp_path: Path, words: tuple[str, ...], says: str
