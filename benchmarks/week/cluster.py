@@ -16,7 +16,7 @@ from steps import OtherStep
 from training import Job, Training
 
 from llmlaunch.causes.suspects import most_left_out
-from llmlaunch.node.training_node import PREFLIGHT, PREPARE
+from llmlaunch.node.node_channel import PREFLIGHT, PREPARE
 
 JOB, PARTITION = "4711", "gpu"
 QUEUE_SECONDS = 600.0  # from the end of a job to its next start

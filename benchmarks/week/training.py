@@ -22,7 +22,8 @@ from llmlaunch.frameworks.checkpoints import NON_PERSISTENT_FOLDER
 from llmlaunch.node import node_channel
 from llmlaunch.node.diagnose import cause_on_node
 from llmlaunch.node.files import RecordAppender
-from llmlaunch.node.training_node import BEAT_SECONDS, GRACE_SECONDS
+from llmlaunch.node.node_channel import BEAT_SECONDS
+from llmlaunch.node.training_node import GRACE_SECONDS
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import replace_bytes, replace_json
 from llmlaunch.rundir.stack_files import HEADING

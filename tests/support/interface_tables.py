@@ -46,7 +46,7 @@ def command_reference() -> str:
             *(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()),
             "",
             "Where several apply, 2 comes before 5 and 5 before 3. A job has exit codes of its own ([the run",
-            "directory](run-directory.md#nodepyz)).",
+            "directory](run-directory.md#the-programs)).",
             "",
             *chapters,
         ]

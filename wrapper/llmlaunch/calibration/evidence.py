@@ -133,14 +133,14 @@ def upper_ratio(scores: Sequence[float], risk: float) -> float | None:
 
 def leave_one_out_bounds(scores: Sequence[float], risk: float) -> list[float | None]:
     """Return for each score the `upper_ratio` of all others."""
-    place = math.ceil(len(scores) * (1 - _exact(risk)))
-    if place > len(scores) - 1:
+    index = math.ceil(len(scores) * (1 - _exact(risk)))
+    if index > len(scores) - 1:
         return [None] * len(scores)
     order = sorted(range(len(scores)), key=scores.__getitem__)
     at = {index: position for position, index in enumerate(order)}
     ranked = [scores[index] for index in order]
-    place = max(place, 1)
-    bounds = [ranked[place if at[i] < place else place - 1] for i in range(len(scores))]
+    index = max(index, 1)
+    bounds = [ranked[index if at[i] < index else index - 1] for i in range(len(scores))]
     return [bound if math.isfinite(bound) else None for bound in bounds]
 
 

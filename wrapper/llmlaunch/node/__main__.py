@@ -7,7 +7,7 @@ import os
 import sys
 from importlib import import_module
 
-COMMANDS = (*("beside", "job", "monitor", "node", "observe", "preflight", "prune"),)
+COMMANDS = ("beside", "job", "monitor", "node", "observe", "preflight", "prune")
 # of the others `main` of their own module
 FUNCTIONS = {
     "beside": ("observer", "beside"),

@@ -9,6 +9,7 @@ import signal
 import time
 import traceback
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .files import say
@@ -124,7 +125,7 @@ class EventLoop:
             if number == signal.SIGCHLD:
                 self._guard(self._on_child)
             else:
-                self._guard(lambda number=number: self._on_signal(number))  # type: ignore[misc]
+                self._guard(partial(self._on_signal, number))
         while self._posted:
             self._guard(self._posted.popleft())
 

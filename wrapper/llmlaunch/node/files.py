@@ -27,7 +27,6 @@ COMES_BACK_LATER = 75
 # A log that grew by more than this between two looks is read from its end: the last lines are those that count.
 MOST_BYTES_A_LOOK = 4 * 2**20
 LINE_ENDS = re.compile(rb"[\r\n]+")  # a progress bar goes back to the line's start
-NODES_ON_STDIN = "node names on stdin, one a line"
 
 
 def command_parser(command: str, description: str | None = None) -> argparse.ArgumentParser:

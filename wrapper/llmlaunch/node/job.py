@@ -24,24 +24,22 @@ from .begin import Beginning, begin, end_untrained
 from .containers import ContainerError, StepContainer
 from .event_loop import EventLoop
 from .files import say
-from .finish import Ending, Finished, finish
 from .held_nodes import HeldNodes
 from .job_checks import JobError, allocation_of, refuse_job
-from .leave_out import leave_out
 from .line_writer import DiskThread
+from .node_channel import PREFLIGHT, PREFLIGHT_SECONDS, PREPARE
 from .node_environment import raise_open_files_limit
 from .node_images import IMPORT_SECONDS, NodeImages, StepRunner
-from .place import node_order
-from .preflight import choose
 from .restart_policy import PREEMPTED, may_restart_here
-from .training_node import PREFLIGHT, PREPARE
 from .training_step import NodeStep, StepEnd, open_log
 from .watchdog import AttemptWatchdog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-PREFLIGHT_SECONDS, PREFLIGHT_MORE_SECONDS = 180.0, 120.0
+    from .finish import Finished
+
+PREFLIGHT_MORE_SECONDS = 120.0
 NOT_STARTED = 127  # exit code of a step whose program is not there, as a shell has it
 TOO_FEW_GOOD = 3  # exit code of a job whose preflight found too few good nodes
 DEVICES_SECONDS = 15.0  # killed trainers hold their device memory until the driver has cleaned up after them
@@ -213,6 +211,8 @@ class BatchJob:
         return self._come_back(finished)
 
     def _judge(self, end: StepEnd) -> Finished:
+        from .finish import Ending, finish  # with all that knows of causes; the ranks need not wait for that
+
         self._loop.take_pending()
         if end.was_told and not self._told:
             self._rest(TOLD_SECONDS)  # whoever ends the job tells its steps first
@@ -258,6 +258,8 @@ class BatchJob:
             return failed
         order = list(self._hosts)
         if self._slurm and self._spec["is_placed"]:
+            from .place import node_order
+
             order = node_order(self._run_directory, self._attempt, self._layout, self._hosts)
         watchdog: AttemptWatchdog | None = None
         step = NodeStep(self._loop, self._hosts, lambda news: None if watchdog is None else watchdog.hear(news))
@@ -382,6 +384,8 @@ class BatchJob:
         self._was_tried = True
         if not self._spec["preflight"]:
             return True
+        from .preflight import choose
+
         seconds = os.environ.setdefault("LLMLAUNCH_PREFLIGHT_SECONDS", f"{PREFLIGHT_SECONDS:g}")
         folder = attempt_folder(self._run_directory, self._attempt) / file_names.PREFLIGHT
         tried = self._hosts
@@ -447,6 +451,8 @@ class BatchJob:
 
     def _come_back(self, finished: Finished) -> int:
         """Put the job into the queue again, or leave bad nodes out of the jobs that follow it, if that comes next."""
+        from .leave_out import leave_out
+
         action = finished.follows.action
         is_requeued = (self._run.get("restart") or {}).get("by") == "requeue"
         if action == "restart" and self._told == "USR1" and is_requeued:  # told before it could start again
@@ -462,6 +468,8 @@ class BatchJob:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._remove_containers()
         if self._held.requeue(self._run_directory, seconds) and at_fault:
+            from .leave_out import leave_out
+
             leave_out(self._run_directory, self._job, at_fault)
 
     def _remove_containers(self) -> None:

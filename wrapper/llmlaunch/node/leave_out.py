@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..causes.suspects import most_left_out
@@ -17,12 +16,12 @@ from ..rundir import file_names
 from ..rundir.files import read_object, read_text
 from ..rundir.values import host_names, is_host, is_slurm_job
 from .files import say
+from .slurm_steps import ask
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-SECONDS = 30  # for each answer of SLURM
 _USABLE = ("idle", "alloc", "mix", "comp")
 _OWN = re.compile(r"^#SBATCH\s+(?:--exclude[=\s]|-x\s*)(\S+)", re.MULTILINE)
 
@@ -46,7 +45,7 @@ def leave_out(run_directory: Path, own_job: str, at_fault: Sequence[str], chain:
         listed = exclusion(at_fault, _excluded(job), own, partition.nodes)
         if len(partition.usable.difference(listed)) < needed:
             say(f"{names} at fault, but too few other nodes are left; job {job} may get it again")
-        elif _ask("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(listed)}") is not None:
+        elif ask("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(listed)}") is not None:
             say(f"{names} at fault: left out when {starts}")
 
 
@@ -75,27 +74,15 @@ def _own_exclusion(run_directory: Path) -> list[str]:
 
 
 def _excluded(job: str) -> list[str]:
-    answer = re.search(r" ExcNodeList=(\S+)", _ask("scontrol", "show", "job", "-o", job) or "")
+    answer = re.search(r" ExcNodeList=(\S+)", ask("scontrol", "show", "job", "-o", job) or "")
     return [] if answer is None or answer[1] == "(null)" else host_names(answer[1])
 
 
 def _partition(name: str) -> PartitionNodes:
     nodes, usable = set(), set()
-    for line in (_ask("sinfo", "-h", "-N", "-p", name, "-o", "%N %t") or "").splitlines():
+    for line in (ask("sinfo", "-h", "-N", "-p", name, "-o", "%N %t") or "").splitlines():
         node, _, state = line.partition(" ")
         nodes.add(node)
         if re.split(r"[^a-z]", state)[0] in _USABLE:
             usable.add(node)
     return PartitionNodes(frozenset(nodes), frozenset(usable))
-
-
-def _ask(*command: str) -> str | None:
-    """Return what SLURM answers; None, and one line, where it does not."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        say(f"{command[0]}: {error}")
-        return None
-    if done.returncode != 0:
-        say(f"{' '.join(command[:2])}: {' '.join(done.stderr.split())}")
-    return done.stdout if done.returncode == 0 else None

@@ -18,6 +18,9 @@ from ..rundir.step_lines import Step, StepNews
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PREFLIGHT, PREPARE = "preflight", "prepare"  # what a node is started for instead of training
+PREFLIGHT_SECONDS = 180.0
+BEAT_SECONDS = 2.0  # between two words of a node, which the job misses where it says none
 LONGEST_LINE_BYTES = 1000
 MOST_WAITING_LINES = 1000
 MOST_REST_BYTES = 2**16

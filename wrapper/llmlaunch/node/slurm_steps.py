@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..rundir.values import host_names
 from .files import say
@@ -41,10 +41,10 @@ class StepOptions(NamedTuple):
     is_hinted: bool  # a hint (nomultithread) binds by itself
 
     @classmethod
-    def of(cls, job: Mapping[str, object], environment: Mapping[str, str]) -> StepOptions:
+    def of(cls, job: Mapping[str, Any], environment: Mapping[str, str]) -> StepOptions:
         return cls(
-            int(str(job["allocated"])),
-            tuple(str(word) for word in job["srun"]),  # type: ignore[attr-defined]
+            int(job["allocated"]),
+            tuple(map(str, job["srun"])),
             # A step that names none wants as many as the whole job where the job asked for a total (sbatch --gpus).
             str(job["step_gres"]) if environment.get("SLURM_GPUS") else "",
             environment.get("SLURM_CPUS_PER_TASK", ""),
@@ -96,7 +96,7 @@ def allocated_nodes(environment: Mapping[str, str]) -> list[str]:
 
 
 def held_nodes(job: str) -> list[str]:
-    """Return the nodes that the job has now: SLURM may have taken some away. None where it does not say."""
+    """Return the nodes that the job has now: SLURM may have taken some away. Empty where it does not say."""
     answer = ask("squeue", "-h", "-j", job, "-o", "%N")
     return [] if answer is None else host_names(answer.strip())
 
@@ -140,7 +140,8 @@ def ask(*command: str, seconds: float = ANSWER_SECONDS) -> str | None:
         say(f"{command[0]}: {error}")
         return None
     if done.returncode:
-        say(f"{' '.join(command[:3])}: {' '.join(done.stderr.split())}")
+        named = " ".join(word for word in command[:3] if "=" not in word)  # a NAME=VALUE may hold thousands of nodes
+        say(f"{named}: {' '.join(done.stderr.split())}")
         return None
     return done.stdout
 

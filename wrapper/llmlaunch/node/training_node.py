@@ -1,4 +1,4 @@
-"""`node.pyz node`: one node of a training, started once on each by the batch script. It prepares the environment,
+"""`node.pyz node`: one node of a training, started once on each by the job. It prepares the environment,
 starts the monitor and the ranks, hands on what it is told, and writes down how it ended.
 
 USR1 or TERM: the ranks save a checkpoint and end. USR2: they write down where they are. Its handlers are guarded, since
@@ -17,13 +17,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..causes.cause import rank_end
 from ..rundir import file_names
 from ..rundir.command_file import CommandError, command_words
 from ..rundir.files import read_object
 from ..rundir.step_lines import StepLines
 from . import node_channel
-from .diagnose import write_cause, write_why
 from .event_loop import EventLoop
 from .files import RecordAppender, open_to_append
 from .files import say as say_on_stderr
@@ -31,7 +29,15 @@ from .hook_files import HOOK_FOLDER, write_hook_files
 from .host_memory import memory_counters
 from .line_writer import DiskThread
 from .monitor_process import Monitoring, deliver_log, start_monitor, stop_monitor
-from .node_channel import LineReader, LineSender, StepForwarder
+from .node_channel import (
+    BEAT_SECONDS,
+    PREFLIGHT,
+    PREFLIGHT_SECONDS,
+    PREPARE,
+    LineReader,
+    LineSender,
+    StepForwarder,
+)
 from .node_environment import (
     PROBE_VARIABLE,
     NodeError,
@@ -59,13 +65,11 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 30.0
 """From the first rank's failure to the KILL of the others, as torchrun has it (torch 2.13, elastic/multiprocessing)."""
-BEAT_SECONDS = 2.0  # between two words to the job, which misses a node that says none
 QUIET_SECONDS = 1.0  # after which a line without an end is written
 DISK_SECONDS = 20.0  # for records of ranks that have ended
 CAUSE_SECONDS = 40.0
 LAST_WORDS_SECONDS = 2.0
 NODE_FILES = "LLMLAUNCH_NODE_FILES"  # in command.txt: the folder of this node's own with a copy of our scripts
-PREFLIGHT, PREPARE = "preflight", "prepare"
 
 
 def main(argv: list[str]) -> int:
@@ -83,6 +87,8 @@ def main(argv: list[str]) -> int:
     except (NodeError, CommandError) as error:
         say_on_stderr(f"{node_name(os.environ)}: {error}")
         if not isinstance(error, StoppedEarly) and options.what is None:
+            from .diagnose import write_why
+
             write_why(options.run_dir, options.attempt, node_name(os.environ), str(error))
         code = 1
     finally:
@@ -257,7 +263,7 @@ class TrainingNode:
             self._say("this node's disk takes no copy of what the ranks import; they read the run directory's")
 
     def _preflight(self, python: TrainingPython) -> int:
-        """The batch script wants to know whether this node is fit."""
+        """The job wants to know whether this node is fit."""
         from .preflight import main as preflight
 
         place, launch, script = self._place, self._launch, Path("trainer/preflight.py")
@@ -265,7 +271,7 @@ class TrainingNode:
             with contextlib.suppress(OSError):  # its folder is the first in which Python looks for what it imports
                 (self._files / script).write_bytes(script.read_bytes())
                 script = self._files / script
-        seconds = float(self._environment.get("LLMLAUNCH_PREFLIGHT_SECONDS") or 180.0)
+        seconds = float(self._environment.get("LLMLAUNCH_PREFLIGHT_SECONDS") or PREFLIGHT_SECONDS)
         port = self._agree_on_port(seconds / 2.0)  # node rank 0 may be the one that is not whole
         words = [
             *("--run-dir", str(place.run_directory), "--attempt", place.attempt, "--node", place.node),
@@ -285,7 +291,7 @@ class TrainingNode:
         return preflight(words)
 
     def _prepare(self, python: TrainingPython) -> int:
-        """The batch script wants to know whether the arguments are taken, and built what all nodes will read."""
+        """Ask the framework whether it takes the arguments, and build what all nodes will read."""
         for words in (self._launch["check"], self._launch["prepare"]):
             if words:
                 command = [python.path, *(value_of(word, self._environment) for word in words)]
@@ -300,7 +306,7 @@ class TrainingNode:
 
     def _train(self, python: TrainingPython) -> int:
         place, launch = self._place, self._launch
-        if launch["flight_recorder"]:  # the batch script made the folder
+        if launch["flight_recorder"]:  # the job made the folder
             self.own.record_collectives(place.folder / file_names.FLIGHT, python.torch, self._environment)
         program = [python.path, *self._program()]
         folder = self._working_directory()
@@ -426,6 +432,8 @@ class TrainingNode:
         assert self._ranks is not None
         place, failed, code = self._place, self._ranks.first_failed, self._ranks.exit_code
         if failed is not None:
+            from ..causes.cause import rank_end  # here: only a node that failed needs all that knows of causes
+
             self._say(f"rank {failed.number} {rank_end(failed.record)}")
         log.flush(DISK_SECONDS)
         if log.dropped_bytes:
@@ -436,6 +444,8 @@ class TrainingNode:
             self._disk.give(self._write_done_marker)
             self._disk.finish(DISK_SECONDS)
         else:
+            from .diagnose import write_cause
+
             self._disk.give(lambda: write_cause(place.run_directory, place.attempt, place.node, code, before))
             self._disk.finish(CAUSE_SECONDS)
         stop_monitor(monitor)

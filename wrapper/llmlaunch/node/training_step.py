@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from . import node_channel
 from .allocation import ASK
 from .files import say
-from .node_channel import LineReader, LineSender, step_news
+from .node_channel import BEAT_SECONDS, LineReader, LineSender, step_news
 from .slurm_steps import step_environment
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ..rundir.step_lines import StepNews
     from .event_loop import EventLoop
 
-BEAT_SECONDS = 2.0
 MISSED_BEATS = 3
 START_SECONDS = 600.0  # until a node's first word: containers start slowly
 ANSWER_SECONDS = 5.0  # of a node that is asked; one that is gone fails after 11 s
