@@ -12,6 +12,7 @@ import pwd
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 
 import psutil
 import pytest
@@ -104,7 +105,8 @@ def the_accounting_outlives_the_memory_of_the_controller(site: Site, home: str) 
         def sacct(training: Training) -> str:
             return person.ask("sacct", "-X", "-P", "-n", "-j", training.job, "-o", "state,exitcode,submitline")
 
-        wait_until(lambda: sacct(failed).startswith("FAILED|1:0|sbatch "), "sacct knows the first")
+        first = partial(sacct, failed)
+        wait_until(lambda: first().startswith("FAILED|7:0|sbatch "), "sacct knows the first", instead=first)
         wait_until(lambda: sacct(held).startswith(f"CANCELLED by {os.getuid()}|"), "sacct knows the second")
         person.cluster.kill("slurmctld")
         # It knows no job, as MinJobAge after their ends. Killed early, 26.05 has not yet saved the use of the accounts,

@@ -79,8 +79,8 @@ def a_spare_node_does_so_too_where_slurm_notices_soon(_: Person, folder: Path) -
         training.wait_for_step(2)
         lost = lose(person, training, batch_host=False)
         goes_on_without(training, lost)
-        is_down = lambda: "down" in person.ask("sinfo", "-h", "-N", "-n", lost, "-o", "%T")  # noqa: E731
-        wait_until(is_down, "SLURM has noticed")
+        of_the_lost = partial(person.ask, "scontrol", "show", "node", lost)
+        wait_until(lambda: "State=DOWN" in of_the_lost(), "SLURM has noticed", instead=of_the_lost)
         last = max(training.steps("1"))
         training.wait_for_step(last + 4, "1")
         person.ask("scancel", training.job)

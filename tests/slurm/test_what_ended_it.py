@@ -59,8 +59,6 @@ if os.environ["RANK"] == "0":
     raise SystemExit(3)
 time.sleep(600)
 """
-# A controller that is slow to answer what a verdict asks of it.
-SLOW_SQUEUE = "#!/bin/sh\ntrap '' TERM\nexec sleep 120\n"
 # Interpreters of training environments: one that is broken on some nodes, one with Megatron core and stand-ins for what
 # this machine lacks.
 BROKEN_NODES = """\
@@ -83,14 +81,6 @@ def own_python(person: Person, text: str, **words: object) -> str:
     path.write_text("#!/bin/bash\n" + text.format(python=person.python, **words))
     path.chmod(0o755)
     return f"python={path}"
-
-
-def slow_squeue(person: Person) -> Path:
-    """A folder for PATH."""
-    programs = person.folder("programs")
-    (programs / "squeue").write_text(SLOW_SQUEUE)
-    (programs / "squeue").chmod(0o755)
-    return programs
 
 
 def own(person: Person, text: str, *words: str, name: str = "own", code: int = 0) -> Training:
@@ -125,12 +115,13 @@ def a_rank_out_of_memory_is_the_cause_and_a_measurement(person: Person) -> None:
 
 
 def a_lost_node_is_left_out_by_name_until_it_is_forgiven(is_judged: bool, person: Person) -> None:
-    """SLURM kills the batch script KillWait (here 5 s) after it has noticed that a node is lost. A verdict that takes
-    longer, as on a busy machine, is never written: then SLURM's own word counts."""
-    setup = () if is_judged else (f"setup=['PATH={slow_squeue(person)}:$PATH']",)
-    training = own(person, SLEEPS, "slurm.no-requeue=true", "slurm.exclusive=true", *setup)
+    """The job judges the loss of a node. If the node is the batch host, the job is lost with it and nobody writes a
+    verdict: then SLURM's own word counts."""
+    training = own(person, SLEEPS, "slurm.no-requeue=true", "slurm.exclusive=true")
     training.wait(lambda it: len(it.ranks("0")) == 2, "both ranks have started")
-    lost = training.ranks("0")[1]["node"]
+    batch_host = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()
+    (other,) = {str(rank["node"]) for rank in training.ranks("0")} - {batch_host}
+    lost = other if is_judged else batch_host
     cluster = person.cluster
     number = cluster.number(lost)
     try:
@@ -146,8 +137,7 @@ def a_lost_node_is_left_out_by_name_until_it_is_forgiven(is_judged: bool, person
 
     following = own(person, SLEEPS, name="next")
     assert f"{lost} left out until" in following.said.stderr
-    # of SLURM's two words the one that is known first: the controller's ("Node failure on"), or the node's own
-    assert ("left no end of its trainers" if is_judged else "node failure") in following.said.stderr.lower()
+    assert ("left no end of its trainers" if is_judged else "SLURM says NODE_FAIL") in following.said.stderr
     assert f"ExcNodeList={lost}" in person.ask("scontrol", "show", "job", following.job)
     assert lost in person.llmlaunch("nodes").stdout
     assert "1 failure forgiven" in person.llmlaunch("nodes", "--forgive", lost, code=0).stderr
