@@ -79,6 +79,7 @@ def a_spare_node_does_so_too_where_slurm_notices_soon(_: Person, folder: Path) -
         training.wait_for_step(2)
         lost = lose(person, training, batch_host=False)
         goes_on_without(training, lost)
+        # Asked for this node alone, sinfo of SLURM 22.05 goes on to say that it is in use.
         of_the_lost = partial(person.ask, "scontrol", "show", "node", lost)
         wait_until(lambda: "State=DOWN" in of_the_lost(), "SLURM has noticed", instead=of_the_lost)
         last = max(training.steps("1"))
