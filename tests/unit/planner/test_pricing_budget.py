@@ -19,7 +19,7 @@ from support.plans import gallery_setting, setting_for
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "odd_recipes"
 TIGHT = ("nodes=1", "layout={tensor: 1, pipeline: 1}", "cluster=a100-40gb-x8")
-PARTS = ("PIN_CANDIDATES", "TECHNIQUE_CANDIDATES", "NODE_CANDIDATES", "LEAP_CANDIDATES")
+PARTS = ("PIN_CANDIDATES", "TECHNIQUE_CANDIDATES", "NODE_CANDIDATES")
 
 
 def spent_by(setting_name: str, *overrides: str) -> float:

@@ -218,9 +218,9 @@ def test_passing_over_numbers_that_cannot_hold_the_model_changes_no_answer(
     setting = gallery_setting("llama3-70b", *overrides, "layout={tensor: 8, context: 1, micro_batch_size: 1}")
     nodes = smallest_cluster(setting, fewest, 260).nodes
     assert nodes is not None
-    trial = fewest_safe(setting, fewest, 260)
-    assert trial is not None
-    assert trial.nodes == nodes
+    safe = fewest_safe(setting, fewest - 1, 260, candidates=1e9)
+    assert safe is not None
+    assert (safe.nodes, safe.fewest) == (nodes, True)
 
 
 def test_the_length_of_a_job_is_its_steps() -> None:

@@ -16,9 +16,9 @@ from llmlaunch.cli.planning import (
     Steps,
     exit_code_with_launch,
     is_script,
-    mending_steps,
     placement_lines,
     planned,
+    repair_steps,
     replan_option,
     say_launch,
     say_why_not,
@@ -178,7 +178,7 @@ def _readiness_notes(run: PlannedRun) -> list[str]:
 
 def _steps_of_recipe(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     """Return what to type after `check` of a recipe, whose arguments are `words`."""
-    return steps_to_submit(run, words) if run.plan.good else mending_steps(run)
+    return steps_to_submit(run, words) if run.plan.good else repair_steps(run)
 
 
 def _past_sentences(past: PastRun, run: PlannedRun) -> list[str]:

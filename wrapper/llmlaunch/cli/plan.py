@@ -16,10 +16,10 @@ from llmlaunch.cli.planning import (
     Steps,
     exit_code_with_launch,
     is_script,
-    mending_steps,
     placement_lines,
     planned,
     recipe_or_script,
+    repair_steps,
     say_launch,
     say_why_not,
     script_options,
@@ -134,7 +134,7 @@ def _after_plan(
         from llmlaunch.cli.scripts import steps_after_script
 
         return steps_after_script(job, script, words[1:])
-    return _steps_after_plan(run, words) if code == 0 else mending_steps(run)
+    return _steps_after_plan(run, words) if code == 0 else repair_steps(run)
 
 
 def _show_plan(

@@ -217,17 +217,19 @@ def steps_to_submit(run: PlannedRun, words: tuple[str, ...]) -> Steps:
     return [(to_type("submit", *words), "after fixing the warnings above" if missing else "")]
 
 
-def mending_steps(run: PlannedRun, in_words: str = "") -> Steps:
-    """Return the nearest changes under which the plan may run, as overrides of what was typed. `in_words` is the
-    smallest of them as a script says it."""
+def repair_steps(run: PlannedRun, in_words: str = "") -> Steps:
+    """Return the changes under which the plan may run, as overrides of what was typed. `in_words` is the advised one as
+    a script says it."""
     from llmlaunch.planner.candidate import yaml_text
 
     plan, words = run.plan, sys.argv[1:]
     steps = []
-    if plan.changes:
-        kept = [word for word in words if word.partition("=")[0] not in plan.changes]
-        changes = [f"{key}={'null' if value is None else yaml_text(value)}" for key, value in plan.changes.items()]
-        steps.append((to_type(*kept, *changes), in_words or "the smallest change that is safe"))
+    if plan.change is not None:
+        settings = plan.change.settings
+        advised = in_words or f"{'the smallest' if plan.change.smallest else 'a'} change that is safe"
+        kept = [word for word in words if word.partition("=")[0] not in settings]
+        changes = [f"{key}={'null' if value is None else yaml_text(value)}" for key, value in settings.items()]
+        steps.append((to_type(*kept, *changes), advised))
     if plan.verdict == TIGHT and not plan.accepts_tight:
         steps.append((to_type(*words, "memory.accept=tight"), "takes the risk"))
     return steps

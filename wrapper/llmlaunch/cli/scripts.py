@@ -25,7 +25,7 @@ from llmlaunch.cli.planning import (
     ScriptInput,
     Steps,
     exit_code_with_launch,
-    mending_steps,
+    repair_steps,
     say_launch,
 )
 from llmlaunch.cluster.load import load_cluster
@@ -123,7 +123,7 @@ def steps_after_script(job: ExistingJob, script: ScriptInput, overrides: Sequenc
     """Return what to type after the plan of a script or of arguments, as it was read with these options."""
     source = job.source
     if not job.run.plan.good:
-        steps = mending_steps(job.run, change_in_words(job))
+        steps = repair_steps(job.run, change_in_words(job))
         unknown = job.run.plan.arguments.deciding or job.run.plan.arguments.unknown
         if unknown and (job.run.verdict == UNKNOWN or job.run.plan.tight_by_arguments):
             names = ",".join(dict.fromkeys(argument.flag.removeprefix("backend.ds_config.") for argument in unknown))

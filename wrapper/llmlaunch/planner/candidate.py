@@ -143,12 +143,14 @@ def _switch_labels(techniques: Techniques) -> list[str]:
 @frozen
 class Change:
     """A change of a recipe. `settings` maps dotted keys to what to write there, None to remove the key; `before` holds
-    the present values of those keys. `recipe` is the changed recipe and `layout` its fastest safe layout."""
+    the present values of those keys. `recipe` is the changed recipe and `layout` its fastest safe layout. `smallest`
+    says that no smaller change is safe; otherwise not all smaller ones were searched."""
 
     settings: Mapping[str, Any]
     recipe: Recipe
     layout: Layout
     before: Mapping[str, Any] = field(default_factory=dict)
+    smallest: bool = True
 
     def sentence(self) -> str:
         """Return the change as one clause: `set layout.tensor: 8 (from 4) and layout.data: 4 (from 8)`."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmlaunch.layout import Layout
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
 from llmlaunch.planner.budgets import DAYS, GPU_HOURS, budget_shares, most_exceeded
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
+from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
 from llmlaunch.planner.setting import Setting
@@ -59,37 +61,79 @@ def smallest_cluster(setting: Setting, fewest: int, most: int) -> Sizing:
     return Sizing(_with_a_safe_count(setting, trials))
 
 
-def fewest_safe(setting: Setting, fewest: int, most: int) -> NodeTrial | None:
-    """Return the trial of the fewest nodes with a safe layout, whatever the budget, or None: of every count up to
-    ALL_UP_TO, and beyond it of those that `stride` leaves. Counts below a double on which nothing is safe are not
-    searched."""
-    searched, first = 0, _past_hopeless_doubles(setting, fewest, most)
-    for nodes, can_split in _counts(setting, first, most):
-        if can_split and (nodes == most or nodes - searched >= stride(nodes)):
-            report("nodes", nodes, most)
-            sized, result = _searched(setting, nodes)
-            if np.any(result.safe):
-                return _safe_trial(sized, result)
-            searched = nodes if result.any_legal else searched
+@dataclass(frozen=True)
+class SafeNodes:
+    """A count of nodes with a safe layout; whether it is the fewest, or fewer were left out."""
+
+    nodes: int
+    layout: Layout
+    fewest: bool = True
+
+
+def fewest_safe(setting: Setting, nodes: int, most: int, candidates: float) -> SafeNodes | None:
+    """Return the fewest nodes above `nodes` with a safe layout, whatever the recipe's budget, or None.
+
+    Doubles of `nodes` come first. As a layout of fewer nodes fits twice as many, too, a double that has layouts but no
+    safe one says that of fewer. Of the counts up to the first safe double every one is searched up to ALL_UP_TO, and
+    beyond it those that `stride` leaves; none of them where all may take more than so many `candidates`.
+
+    Raises:
+        BudgetSpent: the candidates are used up, and no double is known to be safe.
+    """
+    hopeless, double, cost = _doubled(setting, nodes, most, candidates)
+    last = most if double is None else double.nodes - 1
+    counts = [count for count, can_split in _counts(setting, hopeless + 1, last) if can_split]
+    if double is not None and cost * len(counts) > candidates:
+        return replace(double, fewest=False)
+    try:
+        with PricingBudget(candidates).limiting():
+            return _first_safe(setting, counts) or double
+    except BudgetSpent:
+        if double is None:
+            raise
+        return replace(double, fewest=False)
+
+
+def _doubled(setting: Setting, nodes: int, most: int, candidates: float) -> tuple[int, SafeNodes | None, float]:
+    """Return the last double that has layouts but no safe one, the first one with a safe layout, if there is one up to
+    `most`, and how many of the `candidates`, which each double may take, the last one took."""
+    hopeless, cost = nodes, 0.0
+    while (nodes := 2 * nodes) <= most:
+        if not splittable(setting, np.array([nodes]))[0]:
+            continue
+        report("nodes", nodes, most)
+        budget = PricingBudget(candidates)
+        try:
+            with budget.limiting():
+                safe, any_legal = _searched(setting, nodes)
+        except BudgetSpent as spent:
+            safe, any_legal = None if spent.safe_layout is None else SafeNodes(nodes, spent.safe_layout), False
+        cost = candidates - budget.left
+        if safe is not None:
+            return hopeless, safe, cost
+        hopeless = nodes if any_legal else hopeless
+    return hopeless, None, cost
+
+
+def _first_safe(setting: Setting, counts: Sequence[int]) -> SafeNodes | None:
+    """Return the first of the counts with a safe layout; beyond ALL_UP_TO `stride` leaves some out."""
+    searched = 0
+    for nodes in counts:
+        if nodes == counts[-1] or nodes - searched >= stride(nodes):
+            report("nodes", nodes, counts[-1])
+            safe, any_legal = _searched(setting, nodes)
+            if safe is not None:
+                return safe
+            searched = nodes if any_legal else searched
     return None
 
 
-def _past_hopeless_doubles(setting: Setting, fewest: int, most: int) -> int:
-    """Return the first count that is worth a search. As a layout of fewer nodes fits twice as many, too, a double that
-    has layouts but no safe one says that of fewer."""
-    nodes = 2 * fewest
-    while nodes < most and splittable(setting, np.array([nodes]))[0]:
-        _, result = _searched(setting, nodes)
-        if np.any(result.safe) or not result.any_legal:
-            break
-        fewest, nodes = nodes + 1, 2 * nodes
-    return fewest
-
-
-def _searched(setting: Setting, nodes: int) -> tuple[Setting, SearchResult]:
-    """Return the setting of so many nodes, and the fastest safe layout on them."""
+def _searched(setting: Setting, nodes: int) -> tuple[SafeNodes | None, bool]:
+    """Return the fastest safe layout on so many nodes, if there is one, and whether any is legal."""
     sized = setting.with_recipe(replace(setting.recipe, nodes=nodes))
-    return sized, search(sized, exact=1, safe_alone=True)
+    result = search(sized, exact=1, safe_alone=True)
+    layout = result.candidate(sized.recipe, 0).layout if np.any(result.safe) else None
+    return None if layout is None else SafeNodes(nodes, layout), result.any_legal
 
 
 def stride(nodes: int) -> int:

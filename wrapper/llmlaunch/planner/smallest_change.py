@@ -25,7 +25,6 @@ from llmlaunch.planner.changes import (
     without,
 )
 from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
-from llmlaunch.planner.search import search
 from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, divisors, searched_values
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
@@ -33,17 +32,19 @@ from llmlaunch.progress import counting
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
 
 SHORTER = (2, 4, 8, 16, 32)
-LEAP = 4
 CUT_SHORT = "the search for a smaller one ended at its budget of layouts"
 
 # What each part of the search may look at (`pricing_budget`): some seconds on one core, all parts together.
-PIN_CANDIDATES, TECHNIQUE_CANDIDATES, NODE_CANDIDATES, LEAP_CANDIDATES = 30_000, 150_000, 110_000, 80_000
+PIN_CANDIDATES, TECHNIQUE_CANDIDATES, NODE_CANDIDATES = 30_000, 150_000, 110_000
+
+
+Found = tuple[Change | None, bool]  # and whether the part of the search was not cut short
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The change that makes a recipe safe, None where none is known. It is the smallest where the search was
-    `complete`: no part of it used up its budget."""
+    """A change that makes a recipe safe, None where none is known. The search was `complete` where no part of it used
+    up its budget."""
 
     change: Change | None
     complete: bool = True
@@ -51,7 +52,7 @@ class Advice:
     def sentence(self) -> str:
         """Return the advice for a person."""
         if self.change is not None:
-            which = "Smallest change that is safe" if self.complete else f"A change that is safe ({CUT_SHORT})"
+            which = "Smallest change that is safe" if self.change.smallest else f"A change that is safe ({CUT_SHORT})"
             return f"{which}: {self.change.sentence()} ({self.change.layout.describe()})."
         if not self.complete:
             return f"No change that is safe is known ({CUT_SHORT})."
@@ -71,26 +72,25 @@ def find_advice(setting: Setting) -> Advice:
     Each part has a budget of candidates. Where one is used up, what it would have said is not known, and the next part
     is searched.
     """
-    complete = True
-    parts: list[tuple[int, Callable[[], Change | None]]] = [
-        (PIN_CANDIDATES, lambda: first_safe(setting, _other_pins(setting))),
-        (TECHNIQUE_CANDIDATES, lambda: first_safe(setting, enumerate(_relaxed_requests(setting.recipe)))),
-        (TECHNIQUE_CANDIDATES, lambda: _other_technique(setting)),
-        (PIN_CANDIDATES, lambda: _several_pins(setting)),
-        (TECHNIQUE_CANDIDATES, lambda: first_safe(setting, enumerate(_lifted_limit(setting.recipe)))),
-        (NODE_CANDIDATES, lambda: _more_nodes(setting)),
-        (LEAP_CANDIDATES, lambda: None if complete else _many_more_nodes(setting)),
-        (NODE_CANDIDATES, lambda: _shorter_sequence(setting)),
+    recipe, complete = setting.recipe, True
+    parts: list[Callable[[], Found]] = [
+        lambda: _within(PIN_CANDIDATES, lambda: first_safe(setting, _other_pins(setting))),
+        lambda: _within(TECHNIQUE_CANDIDATES, lambda: first_safe(setting, enumerate(_relaxed_requests(recipe)))),
+        lambda: _within(TECHNIQUE_CANDIDATES, lambda: _other_technique(setting)),
+        lambda: _within(PIN_CANDIDATES, lambda: _several_pins(setting)),
+        lambda: _within(TECHNIQUE_CANDIDATES, lambda: first_safe(setting, enumerate(_lifted_limit(recipe)))),
+        lambda: _more_nodes(setting),
+        lambda: _within(NODE_CANDIDATES, lambda: _shorter_sequence(setting)),
     ]
-    for candidates, part in counting("kinds of changes", parts):
-        change, finished = _within(candidates, part)
+    for part in counting("kinds of changes", parts):
+        change, finished = part()
         complete &= finished
         if change is not None:
-            return Advice(change, complete)
+            return Advice(replace(change, smallest=complete), complete)
     return Advice(None, complete)
 
 
-def _within(candidates: int, part: Callable[[], Change | None]) -> tuple[Change | None, bool]:
+def _within(candidates: int, part: Callable[[], Change | None]) -> Found:
     """Return what a part of the search finds within its budget, and whether it was not cut short."""
     try:
         with PricingBudget(candidates).limiting():
@@ -147,31 +147,19 @@ def _lifted_limit(recipe: Recipe) -> Iterator[Change]:
         yield Change({key: None}, lifted, Layout(), {key: recipe.technique_limit})
 
 
-def _more_nodes(setting: Setting) -> Change | None:
-    """Return the fewest nodes with a safe layout, with as few of the pins changed as do."""
+def _more_nodes(setting: Setting) -> Found:
+    """Return the fewest nodes with a safe layout, with as few of the pins changed as do, and whether it is the fewest:
+    a double, where the counts up to it cannot all be searched."""
     relaxed = _without_budget(setting)
-    trial = fewest_safe(relaxed, setting.recipe.nodes + 1, most_nodes(relaxed.recipe))
-    if trial is None or trial.layout is None:
-        return None
-    return _with_few_pins(setting, replace(resized(setting.recipe, "nodes", trial.nodes), layout=trial.layout))
-
-
-def _many_more_nodes(setting: Setting) -> Change | None:
-    """Return the first of four times, 16 times and so on as many nodes that has a safe layout: a count for where those
-    between cannot all be searched."""
-    relaxed, nodes = _without_budget(setting), LEAP * setting.recipe.nodes
-    while nodes <= most_nodes(relaxed.recipe):
-        sized = relaxed.with_recipe(replace(relaxed.recipe, nodes=nodes))
-        try:
-            result = search(sized, exact=1, safe_alone=True)
-            layout = result.candidate(sized.recipe, 0).layout if np.any(result.safe) else None
-        except BudgetSpent as spent:
-            if (layout := spent.safe_layout) is None:
-                raise
-        if layout is not None:
-            return _allowing(replace(resized(setting.recipe, "nodes", nodes), layout=layout))
-        nodes *= LEAP
-    return None
+    try:
+        safe = fewest_safe(relaxed, setting.recipe.nodes, most_nodes(relaxed.recipe), NODE_CANDIDATES)
+    except BudgetSpent:
+        return None, False
+    if safe is None:
+        return None, True
+    change = replace(resized(setting.recipe, "nodes", safe.nodes), layout=safe.layout)
+    within_pins, finished = _within(NODE_CANDIDATES, lambda: _with_few_pins(setting, change))
+    return (within_pins, safe.fewest) if finished else (_allowing(change), False)
 
 
 def _shorter_sequence(setting: Setting) -> Change | None:
