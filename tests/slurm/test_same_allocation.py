@@ -5,9 +5,10 @@ SLURM takes as long to notice a lost node as it does by default, so that nothing
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,13 @@ def namespace(process: psutil.Process) -> str:
         return ""
 
 
+def each(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
+    """Some of them may have ended since they were listed."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            act(process)
+
+
 def is_the_same_job(training: Training) -> bool:
     return "Restarts=0 " in training.person.ask("scontrol", "show", "job", training.job)
 
@@ -97,13 +105,11 @@ def a_spare_node_takes_the_place_of_a_frozen_one_which_saves_nothing_when_it_ret
     (frozen,) = {*training.of_attempt("0", "attempt.json")["nodes"]} - {here}
     processes = processes_of(person, frozen)
     trainers = [process for process in processes if "slow_saver.py" in " ".join(process.cmdline())]
-    for process in processes:
-        process.suspend()
+    each(processes, psutil.Process.suspend)
     try:
         goes_on_without(training, frozen)
     finally:
-        for process in processes:
-            process.resume()
+        each(processes, psutil.Process.resume)
     wait_until(lambda: not any(map(psutil.Process.is_running, trainers)), "the trainers of the node are gone", 120)
     assert not (training.checkpoints / f".told-{training.attempt('0')}").exists()
     assert person.llmlaunch("cancel", str(training.run)).returncode == 0

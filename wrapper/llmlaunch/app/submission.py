@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 import secrets
 import sys
@@ -181,13 +180,11 @@ def refuse_elsewhere(recipe: Recipe, why: str) -> None:
 
 
 def idle_trainer_bytes(recipe: Recipe, notify: Notify) -> int | None:
-    """Choose the interpreter of a local run: the recipe's, else what LLMLAUNCH_PYTHON names, else this one if it has
-    torch. Return the measured bytes of an idle trainer under it where the peak is resident memory, else None."""
+    """Return the measured bytes of an idle trainer under the interpreter of a local run, where the peak is resident
+    memory; else None."""
     from llmlaunch.launchers.environment_cache import measured_baseline
 
     python = recipe.python or os.environ.get("LLMLAUNCH_PYTHON") or sys.executable
-    if python == sys.executable and importlib.util.find_spec("torch") is not None:
-        os.environ["LLMLAUNCH_PYTHON"] = python
     if recipe.cluster.accelerator.kind != "cpu" or not recipe.backend.traits.ships_trainer:
         return None
     return measured_baseline(python, notify)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +25,7 @@ from llmlaunch.rundir.files import create
 # Boot time, and with it a process's start, moves by a second when the clock is set.
 _START_TOLERANCE_SECONDS = 3
 
+_INTERPRETER = "LLMLAUNCH_PYTHON"
 _RUN_DIR = "LLMLAUNCH_RUN_DIR"
 """In the environment of a local job's script: tells it from any other process that submission.json may name."""
 
@@ -91,7 +94,7 @@ def _start(run_dir: Path) -> Submission:
             child = subprocess.Popen(
                 ["bash", file_names.JOB_SCRIPT],
                 cwd=run_dir,
-                env=run_environment.for_local_job(os.environ) | {_RUN_DIR: str(run_dir)},
+                env=run_environment.for_local_job(os.environ) | _interpreter() | {_RUN_DIR: str(run_dir)},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -105,6 +108,14 @@ def _start(run_dir: Path) -> Submission:
     output.rename(output.with_name(f"{job_id}.out"))
     _children.append(child)
     return Submission("local", job_id, run_dir, started_at, platform.node())
+
+
+def _interpreter() -> dict[str, str]:
+    """Return the variable that names the interpreter of a run whose recipe names none: what is set, else this one if it
+    has torch. It need not be the first on PATH."""
+    if _INTERPRETER in os.environ or importlib.util.find_spec("torch") is None:
+        return {}
+    return {_INTERPRETER: sys.executable}
 
 
 # Kept so that an ended child of this process is waited for; children of an ended launcher belong to init.

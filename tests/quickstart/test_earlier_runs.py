@@ -1,0 +1,53 @@
+"""A run directory that the version before rendered, whose job is two shell scripts, trains on under this version.
+
+tests/data/runs/two_scripts.tar.xz was rendered by the code of 30 November 2026, before its scripts became programs:
+recipes/quickstart.yaml with a tiny model, 400 steps and checkpoints in /path/of/home, without bytecode in node.pyz.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_quickstart import llmlaunch
+
+from support.node_rig import until
+
+RENDERED = Path(__file__).resolve().parents[1] / "data" / "runs" / "two_scripts.tar.xz"
+
+pytestmark = pytest.mark.frameworks
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    with tarfile.open(RENDERED) as archive:
+        archive.extractall(directory)
+    for name in ("run.json", "arguments.json", "train.sh"):
+        path = directory / name
+        path.write_text(path.read_text().replace("/path/of/home", str(tmp_path)))
+    return directory
+
+
+def status_of(run: Path) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads((run / "status.json").read_text())
+    return status
+
+
+def test_it_is_started_cancelled_resumed_reported_and_collected(run: Path, tmp_path: Path) -> None:
+    llmlaunch(tmp_path, "resume", run, "--local")
+    until(lambda: (tmp_path / "checkpoints" / "latest").exists(), "it has saved")
+    llmlaunch(tmp_path, "cancel", run)
+    until(lambda: (run / "status.json").exists(), "its job has ended")
+    assert "llmlaunch resume" in llmlaunch(tmp_path, "status", run, code=None).stdout
+    llmlaunch(tmp_path, "resume", run, "--local")
+    until(lambda: status_of(run)["step"] == 400, "it has trained to its end")
+    status = status_of(run)
+    assert (status["state"], [rank["exit_code"] for rank in status["ranks"]]) == ("succeeded", [0, 0])
+    assert "2 attempts" in llmlaunch(tmp_path, "report", run).stdout
+    llmlaunch(tmp_path, "collect", run)
+    records = json.loads(llmlaunch(tmp_path, "measurements", "list", "--json").stdout)["measurements"]
+    assert {record.get("global_rank") for record in records} >= {0, 1}
