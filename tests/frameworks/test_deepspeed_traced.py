@@ -25,7 +25,7 @@ from llmlaunch.techniques.requests import Adapters
 from llmlaunch.tracing import TRACER
 from support.changed_facts import changed
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(2400)]  # the first waits for all traces: 10 minutes at rest
 
 Trace = dict[str, Any]
 Change = Callable[[Job], Job]
@@ -41,7 +41,7 @@ def traces() -> dict[str, Trace]:
     """All cases, traced by one program."""
     command = [sys.executable, str(TRACER), "--framework", "deepspeed", "--processes", "2"]
     jobs = "".join(json.dumps(case.as_job()) + "\n" for case in CASES)
-    done = subprocess.run(command, input=jobs, capture_output=True, text=True, timeout=1150, check=False)
+    done = subprocess.run(command, input=jobs, capture_output=True, text=True, timeout=2300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     answers = {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
     assert [answer["failure"]["detail"] for answer in answers.values() if "failure" in answer] == []
