@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import io
+import tokenize
 import zipfile
 from collections.abc import Iterator
 from functools import cache
@@ -105,9 +106,9 @@ _PACKAGE = Path(str(llmlaunch.__file__)).parent
 
 @cache
 def node_archive(programs: tuple[str, ...] = PROGRAMS) -> bytes:
-    """Return the bytes of `node.pyz`: the modules that `programs` import, without docstrings, in an otherwise empty
-    `llmlaunch`; what each framework says when it fails; the files that trainers import first; and NVIDIA's `pynvml.py`
-    unchanged.
+    """Return the bytes of `node.pyz`: the modules that `programs` import, without docstrings and comments, in an
+    otherwise empty `llmlaunch`; what each framework says when it fails; the files that trainers import first; and
+    NVIDIA's `pynvml.py` unchanged.
 
     The same versions of both give the same bytes on any machine: fixed order, times and modes, and stored, since what a
     deflater writes depends on its version. Raises UserError where nvidia-ml-py is not installed.
@@ -115,7 +116,7 @@ def node_archive(programs: tuple[str, ...] = PROGRAMS) -> bytes:
     modules = {*_needed_by(programs), *_failure_patterns()}
     packages = {path.parent / "__init__.py" for path in modules if path.parent != Path()} - {Path("__init__.py")}
     sources = {path: (_PACKAGE / path).read_text(encoding="utf-8") for path in modules | packages}
-    files = {f"llmlaunch/{path.as_posix()}": without_docstrings(text).encode() for path, text in sources.items()}
+    files = {f"llmlaunch/{path.as_posix()}": bare_source(text).encode() for path, text in sources.items()}
     files |= {f"llmlaunch/trainers/{path.name}": path.read_bytes() for path in (HOOK, MEMORY_PROBE)}
     files |= {"__main__.py": MAIN.encode(), "pynvml.py": _pynvml_source(), "llmlaunch/__init__.py": b""}
     buffer = io.BytesIO()
@@ -159,9 +160,13 @@ def _failure_patterns() -> set[Path]:
     return {Path("frameworks/__init__.py"), *failures}
 
 
-def without_docstrings(source: str) -> str:
-    """Return a module's source with empty docstrings: every statement keeps its line."""
+def bare_source(source: str) -> str:
+    """Return a module's source without comments and with empty docstrings: every statement keeps its line."""
     lines = source.splitlines(keepends=True)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip() + "\n"
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
             text = node.body[0]
