@@ -137,7 +137,7 @@ def a_lost_node_is_left_out_by_name_until_it_is_forgiven(is_judged: bool, person
 
     following = own(person, SLEEPS, name="next")
     assert f"{lost} left out until" in following.said.stderr
-    assert ("left no end of its trainers" if is_judged else "SLURM says NODE_FAIL") in following.said.stderr
+    assert ("did not report how the training ended" if is_judged else "SLURM says NODE_FAIL") in following.said.stderr
     assert f"ExcNodeList={lost}" in person.ask("scontrol", "show", "job", following.job)
     assert lost in person.llmlaunch("nodes").stdout
     assert "1 failure forgiven" in person.llmlaunch("nodes", "--forgive", lost, code=0).stderr

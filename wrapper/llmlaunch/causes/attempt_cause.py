@@ -225,7 +225,7 @@ def _from_slurm(attempt: Attempt, ranks: Sequence[Record], state: str) -> Record
 
 
 def _silent_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
-    """The nodes that left no end of any kind, where others did."""
+    """The nodes that did not report an end of any kind, where others did."""
     ended = {str(rank.get("node")) for rank in ranks if rank.get("ended_at") is not None}
     ended |= {*attempt.done, *(path.stem for path in attempt.cause_files)}
     nodes = _nodes(attempt, ranks)

@@ -233,7 +233,7 @@ _ROWS = (
     _bad_node(
         "node_fail",
         "the node failed",
-        "SLURM's words (`DUE TO NODE FAILURE`, `Node failure on`), and the node that left no end while others did",
+        "SLURM's words (`DUE TO NODE FAILURE`, `Node failure on`), and the node that reported no end while others did",
     ),
     _certain(
         "bad_arguments",

@@ -1,8 +1,8 @@
 """The allocation in which a training that failed may start again: which of its nodes are lost or at fault, and on which
 of the others it trains next.
 
-SLURM takes `SlurmdTimeout` (300 s by default) to notice that a node is gone, so a node that left no end of its trainers
-is asked here whether it still starts a task.
+SLURM takes `SlurmdTimeout` (300 s by default) to notice that a node is gone, so a node that did not report how its
+trainers ended is asked here whether it still starts a task.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ def _answers(node: str, give_up_at: float) -> bool | None:
 
 def node_failure(lost: Sequence[str]) -> Record:
     """Return the cause of an attempt whose nodes were `lost`."""
-    names = ", ".join(lost)
-    its, starts = ("its", "starts") if len(lost) == 1 else ("their", "start")
-    line = f"{names} left no end of {its} trainers, and {starts} no task any more"
+    names, starts = ", ".join(lost), "starts" if len(lost) == 1 else "start"
+    line = f"{names} did not report how the training ended, and no longer {starts} tasks"
     return cause("node_fail", lost[0], line, "finish", sick=True, nodes=list(lost))
 
 

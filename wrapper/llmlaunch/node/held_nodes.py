@@ -58,7 +58,7 @@ class HeldNodes:
 
     def lost_nodes(self, end: StepEnd, trained: Sequence[str]) -> tuple[str, ...]:
         """Return the nodes of a step that are gone: those that were seen to be, those that SLURM has taken away, and
-        those that left no end and start no task any more."""
+        those that did not report an end and no longer start tasks."""
         held = slurm_steps.held_nodes(self._job) or list(self.names)
         taken = [node for node in trained if node not in held and node not in end.lost]
         silent = [node for node in end.silent if node not in (*end.lost, *taken)]

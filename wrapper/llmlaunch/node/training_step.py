@@ -295,7 +295,8 @@ class NodeStep:
             self._patient_from[node] = now
             return
         if not self._lost:
-            say(f"nothing was heard of {node} for {beats:.0f} s, and it starts no task; ending the step on the others")
+            silence = f"{node} was silent for {beats:.0f} s and no longer starts tasks"
+            say(f"{silence}; ending the step on the others")
         self._lost.append(node)
         self._first_code = self._first_code or 1
         if self.on_lost is not None:
