@@ -72,6 +72,7 @@ benchmark: install  ## ratios for benchmarks/RESULTS.md
 	$(RUN) benchmarks/last_act.py
 	$(RUN) benchmarks/metadata.py
 	$(RUN) benchmarks/preflight_meeting.py
+	$(RUN) benchmarks/first_line.py
 
 flags-table: install  ## the tables of docs/megatron-flags.md
 	PYTHONPATH=tests/frameworks:tests $(RUN) tests/frameworks/flags_table.py
