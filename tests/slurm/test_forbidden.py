@@ -141,6 +141,25 @@ def the_trainers_save_where_only_the_first_process_of_a_task_hears_a_signal(user
     assert training.times_told() == {0: 1, 1: 1}
 
 
+def near_the_time_limit_each_rank_saves_once(user: Person) -> None:
+    """The signal before the limit, as SLURM sends it to the job alone."""
+    training = slow_saver(user, user.folder("limit"), *PAID, "nodes=2", "restart=none", steps=1000, save_seconds=1.0)
+    training.wait_for_step(2)
+    user.ask("scancel", "--batch", "--signal=USR1", training.job)
+    training.wait_for_end()
+    assert training.saved_step() >= 2
+    assert training.times_told() == {0: 1, 1: 1}
+    assert training.phase()["phase"] == "stopped"
+
+
+def a_training_that_fails_starts_again_within_the_memory_of_its_allocation(user: Person) -> None:
+    words = ("nodes=2", "restart={times: 1, backoff_seconds: 0}", *PAID)
+    training = script(user, user.folder("again"), FAILS_AFTER_SAVING, *words)
+    training.wait_for_end()
+    assert training.steps() == [1, 2, 3, 4], training.log()
+    assert training.attempts() == [f"{training.job}.0", f"{training.job}.1"]
+
+
 def _has_cgroups(user: Person) -> bool:
     return (user.cluster.directory / "etc" / "cgroup.conf").exists()
 
@@ -150,6 +169,8 @@ STORIES = by_name(
     a_job_that_outgrows_its_memory_is_killed_by_the_kernel_and_says_so,
     a_job_that_is_not_put_back_ends_and_says_how_it_goes_on,
     the_trainers_save_where_only_the_first_process_of_a_task_hears_a_signal,
+    near_the_time_limit_each_rank_saves_once,
+    a_training_that_fails_starts_again_within_the_memory_of_its_allocation,
     a_closed_partition_is_named_as_one_that_is_not_for_everybody,
 )
 

@@ -81,13 +81,14 @@ def fewest_safe(setting: Setting, nodes: int, most: int, candidates: float) -> S
         BudgetSpent: the candidates are used up, and no double is known to be safe.
     """
     hopeless, double, cost = _doubled(setting, nodes, most, candidates)
-    last = most if double is None else double.nodes - 1
-    counts = [count for count, can_split in _counts(setting, hopeless + 1, last) if can_split]
-    if double is not None and cost * len(counts) > candidates:
-        return replace(double, fewest=False)
+    if double is not None:
+        between = _counts(setting, hopeless + 1, double.nodes - 1)
+        searches = sum(1.0 / stride(count) for count, can_split in between if can_split)
+        if not double.fewest or cost * searches > candidates:
+            return replace(double, fewest=False)
     try:
         with PricingBudget(candidates).limiting():
-            return _first_safe(setting, counts) or double
+            return _first_safe(setting, hopeless + 1, most if double is None else double.nodes - 1) or double
     except BudgetSpent:
         if double is None:
             raise
@@ -115,12 +116,12 @@ def _doubled(setting: Setting, nodes: int, most: int, candidates: float) -> tupl
     return hopeless, None, cost
 
 
-def _first_safe(setting: Setting, counts: Sequence[int]) -> SafeNodes | None:
-    """Return the first of the counts with a safe layout; beyond ALL_UP_TO `stride` leaves some out."""
+def _first_safe(setting: Setting, fewest: int, most: int) -> SafeNodes | None:
+    """Return the first count from `fewest` to `most` with a safe layout; beyond ALL_UP_TO `stride` leaves some out."""
     searched = 0
-    for nodes in counts:
-        if nodes == counts[-1] or nodes - searched >= stride(nodes):
-            report("nodes", nodes, counts[-1])
+    for nodes, can_split in _counts(setting, fewest, most):
+        if can_split and (nodes == most or nodes - searched >= stride(nodes)):
+            report("nodes", nodes, most)
             safe, any_legal = _searched(setting, nodes)
             if safe is not None:
                 return safe
