@@ -87,7 +87,7 @@ def a_hang_is_noticed_explained_and_ended_and_the_training_comes_back(site: Site
     )  # fmt: skip
     trainer = backend(HERE / "hangs_once.py", saves, 30)
     training = submit(person, person.home, trainer, container(person, image(site)), "nodes=2", *words)
-    training.wait_for_step(1)  # other stories may have the nodes until then
+    training.wait(lambda it: "iter 1" in it.log(), "it trains")  # other stories may have the nodes until then
     training.wait(lambda it: it.status("0"), "the first attempt has ended")
     status = training.status("0")
     assert (status["state"], status["cause"]["kind"], status["next"]["action"]) == ("failed", "hung", "requeue")
