@@ -18,6 +18,7 @@ from llmlaunch.app.planned_run import PlannedRun, plan, plan_loaded
 from llmlaunch.app.run_lookup import note_ends, submission_in
 from llmlaunch.app.variants import SweepOptions, Variant, warn_of_memory
 from llmlaunch.errors import SchedulerRefused, UserError
+from llmlaunch.launchers.run_environment import INTERPRETER_VARIABLE
 from llmlaunch.layout import Layout
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.values import counted, to_type
@@ -184,7 +185,7 @@ def idle_trainer_bytes(recipe: Recipe, notify: Notify) -> int | None:
     memory; else None."""
     from llmlaunch.launchers.environment_cache import measured_baseline
 
-    python = recipe.python or os.environ.get("LLMLAUNCH_PYTHON") or sys.executable
+    python = recipe.python or os.environ.get(INTERPRETER_VARIABLE) or sys.executable
     if recipe.cluster.accelerator.kind != "cpu" or not recipe.backend.traits.ships_trainer:
         return None
     return measured_baseline(python, notify)

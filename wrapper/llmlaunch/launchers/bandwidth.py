@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.launchers.run_environment import INTERPRETER_VARIABLE
 from llmlaunch.rundir.values import counted
 from llmlaunch.trainers import NETWORK_BANDWIDTH
 
@@ -169,4 +170,4 @@ def free_port() -> int:
 
 def default_python() -> str:
     """The interpreter that trains: LLMLAUNCH_PYTHON, else this one."""
-    return os.environ.get("LLMLAUNCH_PYTHON") or sys.executable
+    return os.environ.get(INTERPRETER_VARIABLE) or sys.executable

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
+from llmlaunch.launchers.run_environment import INTERPRETER_VARIABLE
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import count_above_zero
@@ -54,7 +55,7 @@ def _written(path: Path) -> str:
 
 def probed_packages(recipe: Recipe) -> Mapping[str, str] | None:
     """The versions of the packages in the recipe's environment by name, where it was probed."""
-    python = recipe.python if recipe.container else recipe.python or os.environ.get("LLMLAUNCH_PYTHON")
+    python = recipe.python if recipe.container else recipe.python or os.environ.get(INTERPRETER_VARIABLE)
     key = environment_key(recipe.container, python)
     entry = None if key is None else cached_probe(key)
     return None if entry is None else entry["packages"]

@@ -17,6 +17,7 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.registry import trained_with
 from llmlaunch.launchers.bandwidth import last_lines, reported, run_probe
+from llmlaunch.launchers.run_environment import INTERPRETER_VARIABLE
 from llmlaunch.recipe.containers import Container
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.scripts import paths_to_mount, sbatch_options, setup_lines
@@ -72,7 +73,7 @@ def environment_of(recipe: Recipe) -> Environment:
     }
     options = tuple(f"--{name}" if value is True else f"--{name}={value}" for name, value in wanted.items())
     checkout = recipe.backend.path or os.environ.get("MEGATRON_LM_PATH")
-    python = recipe.python if recipe.container else recipe.python or os.environ.get("LLMLAUNCH_PYTHON")
+    python = recipe.python if recipe.container else recipe.python or os.environ.get(INTERPRETER_VARIABLE)
     variables = {**recipe.cluster.environment, **recipe.environment}
     paths = tuple(paths_to_mount(recipe))
     return Environment(recipe.container, python, tuple(setup_lines(recipe)), options, checkout, gpu, paths, variables)

@@ -19,13 +19,13 @@ from llmlaunch.errors import UserError
 from llmlaunch.launchers import run_environment, run_files
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.local_gpus import refuse_without_gpus_of
+from llmlaunch.launchers.run_environment import INTERPRETER_VARIABLE
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import create
 
 # Boot time, and with it a process's start, moves by a second when the clock is set.
 _START_TOLERANCE_SECONDS = 3
 
-_INTERPRETER = "LLMLAUNCH_PYTHON"
 _RUN_DIR = "LLMLAUNCH_RUN_DIR"
 """In the environment of a local job's script: tells it from any other process that submission.json may name."""
 
@@ -113,9 +113,9 @@ def _start(run_dir: Path) -> Submission:
 def _interpreter() -> dict[str, str]:
     """Return the variable that names the interpreter of a run whose recipe names none: what is set, else this one if it
     has torch. It need not be the first on PATH."""
-    if _INTERPRETER in os.environ or importlib.util.find_spec("torch") is None:
+    if INTERPRETER_VARIABLE in os.environ or importlib.util.find_spec("torch") is None:
         return {}
-    return {_INTERPRETER: sys.executable}
+    return {INTERPRETER_VARIABLE: sys.executable}
 
 
 # Kept so that an ended child of this process is waited for; children of an ended launcher belong to init.

@@ -11,6 +11,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+INTERPRETER_VARIABLE = "LLMLAUNCH_PYTHON"
+"""Names the Python that trains, where the recipe names none."""
+
 _SITE_DEFAULTS: Mapping[str, tuple[str, str]] = {
     "SBATCH_ACCOUNT": ("--account", "-A"),
     "SBATCH_CLUSTERS": ("--clusters", "-M"),

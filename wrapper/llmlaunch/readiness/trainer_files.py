@@ -25,6 +25,7 @@ from llmlaunch.findings import (
     unseen,
 )
 from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.launchers.run_environment import INTERPRETER_VARIABLE
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.containers import Container, is_path
 from llmlaunch.recipe.types import Recipe
@@ -120,9 +121,6 @@ def _mounts(recipe: Recipe, container: Container) -> Iterator[Finding]:
 
 
 KEY = ("python",)
-
-
-INTERPRETER_VARIABLE = "LLMLAUNCH_PYTHON"
 
 
 PACKAGE_FOLDERS = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
