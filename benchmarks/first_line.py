@@ -1,8 +1,8 @@
 """From the start of a job to the first line of its first rank: `bash job.sbatch` against torchrun alone.
 
 The trainer is one line of Python without torch, started as two ranks on this machine, so that only what starts them is
-timed. torchrun imports torch to do so; llmlaunch's two programs do more (environment, preflight of the directory, log,
-monitor) and import nothing. They are taken in turn, the first pair left out: it fills caches.
+timed. torchrun imports torch; llmlaunch's two programs also keep a log and start a monitor, and import no torch. They
+run in turn, and the first pair is left out because it fills caches.
 
     python benchmarks/first_line.py [PAIRS]
 """

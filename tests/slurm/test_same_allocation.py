@@ -58,7 +58,7 @@ def namespace(process: psutil.Process) -> str:
         return ""
 
 
-def each(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
+def act_on(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
     """Some of them may have ended since they were listed."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -105,11 +105,11 @@ def a_spare_node_takes_the_place_of_a_frozen_one_which_saves_nothing_when_it_ret
     (frozen,) = {*training.of_attempt("0", "attempt.json")["nodes"]} - {here}
     processes = processes_of(person, frozen)
     trainers = [process for process in processes if "slow_saver.py" in " ".join(process.cmdline())]
-    each(processes, psutil.Process.suspend)
+    act_on(processes, psutil.Process.suspend)
     try:
         goes_on_without(training, frozen)
     finally:
-        each(processes, psutil.Process.resume)
+        act_on(processes, psutil.Process.resume)
     wait_until(lambda: not any(map(psutil.Process.is_running, trainers)), "the trainers of the node are gone", 120)
     assert not (training.checkpoints / f".told-{training.attempt('0')}").exists()
     assert person.llmlaunch("cancel", str(training.run)).returncode == 0

@@ -226,10 +226,10 @@ def repair_steps(run: PlannedRun, in_words: str = "") -> Steps:
     steps = []
     if plan.change is not None:
         settings = plan.change.settings
-        advised = in_words or f"{'the smallest' if plan.change.smallest else 'a'} change that is safe"
-        kept = [word for word in words if word.partition("=")[0] not in settings]
+        label = in_words or f"{'the smallest' if plan.change.smallest else 'a'} change that is safe"
+        unchanged = [word for word in words if word.partition("=")[0] not in settings]
         changes = [f"{key}={'null' if value is None else yaml_text(value)}" for key, value in settings.items()]
-        steps.append((to_type(*kept, *changes), advised))
+        steps.append((to_type(*unchanged, *changes), label))
     if plan.verdict == TIGHT and not plan.accepts_tight:
         steps.append((to_type(*words, "memory.accept=tight"), "takes the risk"))
     return steps

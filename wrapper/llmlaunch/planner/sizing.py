@@ -73,32 +73,32 @@ class SafeNodes:
 def fewest_safe(setting: Setting, nodes: int, most: int, candidates: float) -> SafeNodes | None:
     """Return the fewest nodes above `nodes` with a safe layout, whatever the recipe's budget, or None.
 
-    Doubles of `nodes` come first. As a layout of fewer nodes fits twice as many, too, a double that has layouts but no
-    safe one says that of fewer. Of the counts up to the first safe double every one is searched up to ALL_UP_TO, and
-    beyond it those that `stride` leaves; none of them where all may take more than so many `candidates`.
+    Doubles of `nodes` come first. A layout of fewer nodes also fits on twice as many, so where a double has layouts but
+    no safe one, fewer nodes have none either. Then the counts below the first safe double are searched: all of them up
+    to ALL_UP_TO, and beyond it as many as `stride` leaves. They are skipped if they may cost more than `candidates`.
 
     Raises:
         BudgetSpent: the candidates are used up, and no double is known to be safe.
     """
-    hopeless, double, cost = _doubled(setting, nodes, most, candidates)
+    last_unsafe, double, cost = _safe_double(setting, nodes, most, candidates)
     if double is not None:
-        between = _counts(setting, hopeless + 1, double.nodes - 1)
+        between = _counts(setting, last_unsafe + 1, double.nodes - 1)
         searches = sum(1.0 / stride(count) for count, can_split in between if can_split)
         if not double.fewest or cost * searches > candidates:
             return replace(double, fewest=False)
     try:
         with PricingBudget(candidates).limiting():
-            return _first_safe(setting, hopeless + 1, most if double is None else double.nodes - 1) or double
+            return _first_safe(setting, last_unsafe + 1, most if double is None else double.nodes - 1) or double
     except BudgetSpent:
         if double is None:
             raise
         return replace(double, fewest=False)
 
 
-def _doubled(setting: Setting, nodes: int, most: int, candidates: float) -> tuple[int, SafeNodes | None, float]:
-    """Return the last double that has layouts but no safe one, the first one with a safe layout, if there is one up to
-    `most`, and how many of the `candidates`, which each double may take, the last one took."""
-    hopeless, cost = nodes, 0.0
+def _safe_double(setting: Setting, nodes: int, most: int, candidates: float) -> tuple[int, SafeNodes | None, float]:
+    """Return the last double that has layouts but no safe one, the first double with a safe layout, if there is one up
+    to `most`, and what the last search cost. Each double may cost as much as `candidates`."""
+    last_unsafe, cost = nodes, 0.0
     while (nodes := 2 * nodes) <= most:
         if not splittable(setting, np.array([nodes]))[0]:
             continue
@@ -106,14 +106,14 @@ def _doubled(setting: Setting, nodes: int, most: int, candidates: float) -> tupl
         budget = PricingBudget(candidates)
         try:
             with budget.limiting():
-                safe, any_legal = _searched(setting, nodes)
+                safe, any_legal = _search_on(setting, nodes)
         except BudgetSpent as spent:
             safe, any_legal = None if spent.safe_layout is None else SafeNodes(nodes, spent.safe_layout), False
         cost = candidates - budget.left
         if safe is not None:
-            return hopeless, safe, cost
-        hopeless = nodes if any_legal else hopeless
-    return hopeless, None, cost
+            return last_unsafe, safe, cost
+        last_unsafe = nodes if any_legal else last_unsafe
+    return last_unsafe, None, cost
 
 
 def _first_safe(setting: Setting, fewest: int, most: int) -> SafeNodes | None:
@@ -122,15 +122,15 @@ def _first_safe(setting: Setting, fewest: int, most: int) -> SafeNodes | None:
     for nodes, can_split in _counts(setting, fewest, most):
         if can_split and (nodes == most or nodes - searched >= stride(nodes)):
             report("nodes", nodes, most)
-            safe, any_legal = _searched(setting, nodes)
+            safe, any_legal = _search_on(setting, nodes)
             if safe is not None:
                 return safe
             searched = nodes if any_legal else searched
     return None
 
 
-def _searched(setting: Setting, nodes: int) -> tuple[SafeNodes | None, bool]:
-    """Return the fastest safe layout on so many nodes, if there is one, and whether any is legal."""
+def _search_on(setting: Setting, nodes: int) -> tuple[SafeNodes | None, bool]:
+    """Return the fastest safe layout on this number of nodes, if there is one, and whether any layout is legal."""
     sized = setting.with_recipe(replace(setting.recipe, nodes=nodes))
     result = search(sized, exact=1, safe_alone=True)
     layout = result.candidate(sized.recipe, 0).layout if np.any(result.safe) else None

@@ -37,8 +37,7 @@ CUT_SHORT = "the search for a smaller one ended at its budget of layouts"
 # What each part of the search may look at (`pricing_budget`): some seconds on one core, all parts together.
 PIN_CANDIDATES, TECHNIQUE_CANDIDATES, NODE_CANDIDATES = 30_000, 150_000, 110_000
 
-
-Found = tuple[Change | None, bool]  # and whether the part of the search was not cut short
+PartResult = tuple[Change | None, bool]  # the change, and whether the part was searched to its end
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def find_advice(setting: Setting) -> Advice:
     is searched.
     """
     recipe, complete = setting.recipe, True
-    parts: list[Callable[[], Found]] = [
+    parts: list[Callable[[], PartResult]] = [
         lambda: _within(PIN_CANDIDATES, lambda: first_safe(setting, _other_pins(setting))),
         lambda: _within(TECHNIQUE_CANDIDATES, lambda: first_safe(setting, enumerate(_relaxed_requests(recipe)))),
         lambda: _within(TECHNIQUE_CANDIDATES, lambda: _other_technique(setting)),
@@ -90,7 +89,7 @@ def find_advice(setting: Setting) -> Advice:
     return Advice(None, complete)
 
 
-def _within(candidates: int, part: Callable[[], Change | None]) -> Found:
+def _within(candidates: int, part: Callable[[], Change | None]) -> PartResult:
     """Return what a part of the search finds within its budget, and whether it was not cut short."""
     try:
         with PricingBudget(candidates).limiting():
@@ -147,7 +146,7 @@ def _lifted_limit(recipe: Recipe) -> Iterator[Change]:
         yield Change({key: None}, lifted, Layout(), {key: recipe.technique_limit})
 
 
-def _more_nodes(setting: Setting) -> Found:
+def _more_nodes(setting: Setting) -> PartResult:
     """Return the fewest nodes with a safe layout, with as few of the pins changed as do, and whether it is the fewest:
     a double, where the counts up to it cannot all be searched."""
     relaxed = _without_budget(setting)
