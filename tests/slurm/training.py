@@ -113,9 +113,10 @@ class Training:
         return dict(self.person.json("status", self.run))
 
     def in_queue(self) -> str:
-        """State and reason as squeue tells them; empty once the job has ended."""
-        # SLURM forgets a job some minutes after its end, and squeue fails then
-        return self.person.call("squeue", "-h", "-j", self.job, "-t", IN_QUEUE, "-o", "%T %r").stdout.strip()
+        """State and reason as squeue gives them, or why it does not answer; empty once the job has ended."""
+        answer = self.person.call("squeue", "-h", "-j", self.job, "-t", IN_QUEUE, "-o", "%T %r")
+        is_forgotten = "Invalid job id" in answer.stderr  # some minutes after the job's end
+        return answer.stdout.strip() or ("" if is_forgotten else answer.stderr.strip())
 
     def wait(self, true: Callable[[Training], object], what: str, seconds: float = 480.0) -> None:
         def instead() -> str:
