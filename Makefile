@@ -16,6 +16,8 @@ FRAMEWORKS_INSTALLED := $(FRAMEWORKS)/.installed
 ORACLE_EXAMPLES ?= 3000
 # Tests that run at once in `make test` (tests/conftest.py says which); 0: one after another, in the order of their names.
 AT_ONCE ?= 6
+# Modules about lives of jobs, which `make soak` tells where SLURM knows a job by its cgroups, too.
+LIVES := injection.py life.py power_cut.py same_allocation.py what_ended_it.py
 
 .PHONY: quickstart test unit soak corpus oracle-full lint install install-frameworks benchmark accuracy-table step-time-table coverage-table flags-table docs docs-screens docs-tables clean
 
@@ -32,9 +34,10 @@ test: install install-frameworks  ## everything but what needs a GPU
 unit: install  ## what needs no server, no framework, no SLURM and breaks nothing: minutes
 	$(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 
-soak: install install-frameworks  ## long repeats: the whole frozen corpus, property tests with many examples, SLURM's tests under three releases of it, faults twenty times, a simulated week; results in benchmarks/SOAK.md
+soak: install install-frameworks  ## long repeats: the whole frozen corpus, property tests with many examples, SLURM's tests under three releases of it, lives of jobs in cgroups, faults twenty times, a simulated week; results in benchmarks/SOAK.md
 	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 	$(RUN) -m pytest -m slurm; code=$$?; \
+	LLMLAUNCH_SLURM_CGROUPS=1 $(RUN) -m pytest $(addprefix tests/slurm/test_,$(LIVES)) || code=1; \
 	for suite in trixie sid; do $(RUN) tests/releases/debian.py $$suite $(RUN) -m pytest -m slurm || code=1; done; exit $$code
 	LLMLAUNCH_FAULT_REPEATS=20 $(RUN) -m pytest -m "faults and not gpu" --junitxml=.soak.xml; code=$$?; \
 	$(RUN) benchmarks/week --json .week.json || code=1; \

@@ -72,9 +72,9 @@ communication_line() {
 #   SlurmdTimeout       slurmctld counts the answers to a round of pings only when the round is over, which a dead node
 #                       delays by up to twice MessageTimeout: where others must outlive that, more than three times it
 controller_lines() {
-  local track=linuxproc task="" enforced=""
+  local track=linuxproc task="" enforced="" mebibytes_per_core=100
   [ "$AFFINITY" = 0 ] || task=task/affinity
-  ! has_cgroups || track=cgroup task=${task:+$task,}task/cgroup
+  ! has_cgroups || track=cgroup task=${task:+$task,}task/cgroup mebibytes_per_core=1000 # a trainer with torch fits
   [ "$LIMITS" = default ] || enforced="EnforcePartLimits=ALL"
   cat << CONF
 ClusterName=llmlaunch
@@ -101,7 +101,7 @@ MailProg=/bin/true
 GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=100
+DefMemPerCPU=$mebibytes_per_core
 SlurmdParameters=config_overrides
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,sched_min_interval=0
