@@ -134,8 +134,7 @@ def read_namespace(
     draft.training |= read_training(space, draft)
     draft.keys["data"] = read_data(space, draft)
     draft.layout = {"techniques": ASKED_ONLY} | read_section(space, "layout") | draft.layout
-    asked = requirements_for() if requirements is None else requirements
-    differences = _differences(space, parsed, draft, world, known_version(version) or NEWEST, asked)
+    differences = _differences(space, parsed, draft, world, known_version(version) or NEWEST, requirements)
     draft.missing[:] = _without_unset(draft.missing, parsed)
     for key, sentence in _unset(parsed, command.unset, differences):
         (draft.ask if key.startswith(OF_MEMORY) and key not in draft.stand_ins else draft.lack)(key, sentence)
@@ -219,7 +218,7 @@ def _differences(
     draft: RecipeDraft,
     world: int | None,
     version: str,
-    requirements: Sequence[Requirement],
+    requirements: Sequence[Requirement] | None,
 ) -> Differences:
     """Compare what the draft renders to with the namespace; where no recipe can be made of it, the draft says why."""
     reading = draft.reading(draft.kind)
@@ -229,7 +228,8 @@ def _differences(
     except UserError as error:
         draft.not_rendered = draft.not_rendered or str(error)
         return Differences()
-    refused = "; ".join(f"{each.recipe_key}: {each.sentence}" for each in requirements if each.broken(recipe))
+    asked = requirements_for(recipe) if requirements is None else requirements
+    refused = "; ".join(f"{each.recipe_key}: {each.sentence}" for each in asked if each.broken(recipe))
     draft.not_rendered = draft.not_rendered or refused or None
     return differences
 
