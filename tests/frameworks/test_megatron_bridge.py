@@ -20,8 +20,8 @@ from llmlaunch.assets import asset
 from llmlaunch.frameworks.bridge.backend import MegatronBridge
 from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS
 from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
-from llmlaunch.frameworks.megatron.backend import environment
 from llmlaunch.frameworks.megatron.flags.table import bridge_fields
+from llmlaunch.frameworks.megatron.program import environment
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.recipe.load import load_recipe

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.argument import command_words
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
-from llmlaunch.frameworks.megatron.backend import environment
+from llmlaunch.frameworks.megatron.program import environment
 from llmlaunch.frameworks.megatron.rules import requirements_for, rules_for
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
 from llmlaunch.frameworks.megatron.versions import rendered_arguments

@@ -58,7 +58,7 @@ def test_check_refuses_what_the_scripts_would_refuse_in_the_same_words(place: st
     with pytest.raises(UserError) as of_scripts:
         _ = (job_script(hostile, planned), job_json(hostile, planned, False), launch_json(hostile, rendered, None))
     with pytest.raises(UserError) as of_check:
-        refuse_unrenderable(hostile, planned, rendered, prepares=False)
+        refuse_unrenderable(hostile, planned, rendered)
     assert str(of_check.value) == str(of_scripts.value)
     assert str(of_check.value).startswith("recipes/boxed.yaml: ")
 
@@ -68,12 +68,12 @@ def test_check_refuses_what_no_script_can_hold_of_the_framework_s_arguments(text
     of, planned, rendered = megatron_70b()
     hostile = replace(rendered, program=(*rendered.program, text))
     with pytest.raises(UserError, match="holds"):
-        refuse_unrenderable(of, planned, hostile, prepares=False)
+        refuse_unrenderable(of, planned, hostile)
 
 
 def test_check_refuses_none_of_what_the_scripts_hold() -> None:
     for of, planned, rendered in (megatron_70b(), container_job(), deepspeed_cpu()):
-        refuse_unrenderable(of, planned, rendered, prepares=True)
+        refuse_unrenderable(of, planned, rendered)
         assert job_script(of, planned)
         assert job_json(of, planned, prepares=True)
         assert launch_json(of, rendered, None)
@@ -85,7 +85,7 @@ def test_check_renders_templates_of_one_s_own(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
     of, planned, rendered = megatron_70b()
     with pytest.raises(UserError, match="no_such_name"):
-        refuse_unrenderable(of, planned, rendered, prepares=False)
+        refuse_unrenderable(of, planned, rendered)
 
 
 def at_site(site: Site, **changes: object) -> Recipe:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmlaunch.app.evidence import Notify, ignore, lessons_of, with_own_layouts
 from llmlaunch.documents.yaml_strict import STANDARD_INPUT_NAME
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.base import Backend, Rendered
+from llmlaunch.frameworks.base import NO_PROGRAM, Backend, Rendered
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned, with_save_interval
@@ -206,17 +206,14 @@ class PlannedRun:
             from llmlaunch.rendering.provenance import wanted_snapshot
 
             wanted_snapshot(self.recipe)
-        refuse_unrenderable(self.recipe, self.plan, self.rendered, self._prepares)
+        rendered = NO_PROGRAM if self.backend.always_renders(self.recipe) else self.rendered
+        refuse_unrenderable(self.recipe, self.plan, rendered)
 
     def job_script(self) -> str:
         """Return job.sbatch. Raises UserError for a recipe value that no directive or shell word can hold."""
         from llmlaunch.rendering.scripts import job_script
 
         return job_script(self.recipe, self.plan)
-
-    @property
-    def _prepares(self) -> bool:
-        return bool(self.rendered.check or self.rendered.prepare)
 
     def files(self) -> dict[str, bytes]:
         """Return every file of the run directory by relative path, as `render` writes them."""

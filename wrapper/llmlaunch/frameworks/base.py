@@ -113,6 +113,9 @@ class Rendered:
     python_path: tuple[Word, ...] = ()
 
 
+NO_PROGRAM = Rendered(program=(), environment={}, files={})
+
+
 @frozen
 class RankAlone:
     """One pipeline rank of a rendered job, started by itself: one process, without the others.
@@ -236,6 +239,11 @@ class Backend(Protocol):
 
     def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
         """Return sentences on what the framework itself would choose for such a job."""
+        ...
+
+    def always_renders(self, recipe: Recipe) -> bool:
+        """Return whether `render` takes every legal layout of a recipe of which `unrendered` says nothing, and writes
+        no text but ours and what was checked when the recipe was read. `check` then renders no arguments to know."""
         ...
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered: ...

@@ -232,6 +232,11 @@ class BackendChoice:
         return self.traits.on_megatron_core
 
     @property
+    def has_own_arguments(self) -> bool:
+        """Whether the person passes arguments of their own on."""
+        return bool(self.script_args or self.extra_args)
+
+    @property
     def runs_version(self) -> str | None:
         """The version the job will run with, as the recipe says or as it was found; None where it is not known."""
         return self.version or self.found_version

@@ -45,7 +45,7 @@ def job_script(recipe: Recipe, plan: Plan) -> str:
         return render_template("job.sbatch.j2", _job_values(recipe, plan))
 
 
-def refuse_unrenderable(recipe: Recipe, plan: Plan, rendered: Rendered, prepares: bool) -> None:
+def refuse_unrenderable(recipe: Recipe, plan: Plan, rendered: Rendered) -> None:
     """Raise UserError for what `job_script`, `job_json`, `launch_json` and `command_text` would refuse.
 
     In the shipped templates only a value can be wrong, so they are not rendered for it, which would be a tenth of
@@ -55,7 +55,7 @@ def refuse_unrenderable(recipe: Recipe, plan: Plan, rendered: Rendered, prepares
         job_script(recipe, plan)
     with naming(recipe):
         refuse_unwritable(_job_values(recipe, plan))
-    job_json(recipe, plan, prepares)
+    job_json(recipe, plan, prepares=False)  # which only says that something is
     launch_json(recipe, rendered, None)
     command_text(recipe, rendered, None)
 

@@ -145,6 +145,40 @@ def test_python_source_is_no_data_for_megatron() -> None:
         MegatronLM().render(recipe_of("llama3-8b", "data={python_source: true}"), DENSE)
 
 
+REFUSED_ONLY_BY_RENDERING = {
+    "data={python_source: true}": "data.python_source",
+    "environment={CUDA_DEVICE_MAX_CONNECTIONS: 8}": "CUDA_DEVICE_MAX_CONNECTIONS",
+    "backend={name: megatron-lm, extra_args: [--seed, '2']}": "--seed",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED_ONLY_BY_RENDERING)
+def test_a_recipe_that_rendering_may_refuse_is_rendered_to_check_it(override: str) -> None:
+    recipe = recipe_of("llama3-70b", override)
+    with pytest.raises(UserError, match=REFUSED_ONLY_BY_RENDERING[override]):
+        MegatronLM().render(recipe, DENSE)
+    assert not MegatronLM().always_renders(recipe)
+
+
+def test_a_recipe_of_an_earlier_version_is_rendered_to_check_it() -> None:
+    assert MegatronLM().always_renders(recipe_of("llama3-70b"))
+    assert not MegatronLM().always_renders(recipe_of("llama3-70b", 'backend={name: megatron-lm, version: "0.16"}'))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        r'data={path: "/a\0"}', r'data={blend: [{path: "/a\0", weight: 1}]}', r'data={mock: true, cache_path: "/a\0"}',
+        r'data={path: /a, tokenizer: "a\0"}', r'training.start_from="/a\0"', r'training.checkpoint_path="/a\0"',
+        r'tracking.tensorboard="/a\0"', r'tracking={wandb: {project: "a\0"}}', r'backend.path="/a\0"',
+        r'backend.script="/a\0"', r'python="/a\0"', r'workdir="/a\0"',
+    ],
+)  # fmt: skip
+def test_text_that_no_argument_can_hold_is_refused_when_it_is_read(override: str) -> None:
+    with pytest.raises(UserError, match="line break or control character"):
+        recipe_of("llama3-70b", override)
+
+
 def test_rule_keys_are_unique_and_name_their_place() -> None:
     keys = [rule.key for rule in (*requirements_for(), *rules_for())]
     assert len(set(keys)) == len(keys)

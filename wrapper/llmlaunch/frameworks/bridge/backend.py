@@ -12,12 +12,8 @@ from llmlaunch.frameworks.bridge.rules import ALL_REQUIREMENTS, BRIDGE_RULES, PA
 from llmlaunch.frameworks.bridge.settings import as_json, settings_of, task_of
 from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.frameworks.logs import megatron_lines
-from llmlaunch.frameworks.megatron.backend import (
-    MegatronLM,
-    environment,
-    kernel_notes,
-    variable_reasons,
-)
+from llmlaunch.frameworks.megatron.backend import MegatronLM
+from llmlaunch.frameworks.megatron.program import environment, kernel_notes, variable_reasons
 from llmlaunch.frameworks.megatron.rules import rules_for
 from llmlaunch.layout import OFFLOAD_LAYERS, Layout, Rule
 from llmlaunch.recipe.types import Recipe
@@ -83,6 +79,9 @@ class MegatronBridge:
     def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
         """Return how rows that are packed are priced."""
         return (PACKED,) if recipe.data.packed else ()
+
+    def always_renders(self, recipe: Recipe) -> bool:
+        return False
 
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where the recipe's environment contradicts the plan, for what no backend runs, and for what

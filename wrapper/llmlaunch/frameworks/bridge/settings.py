@@ -16,10 +16,10 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Argument, NodeVariable, Reason, Word
 from llmlaunch.frameworks.bridge.overrides import overrides
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
-from llmlaunch.frameworks.megatron.backend import BLACKWELL
 from llmlaunch.frameworks.megatron.flags.row import Parsed
 from llmlaunch.frameworks.megatron.flags.table import bridge_fields
 from llmlaunch.frameworks.megatron.parser import NEWEST, ParserFlag, core_parser
+from llmlaunch.frameworks.megatron.program import BLACKWELL
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
 from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape

@@ -115,6 +115,9 @@ class DeepSpeed:
     def notes(self, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
         return (LOADING_NOTE,) if _loads_weights(recipe) else ()
 
+    def always_renders(self, recipe: Recipe) -> bool:
+        return False
+
     def render(self, recipe: Recipe, layout: Layout) -> Rendered:
         """Raises UserError where `extra_args` or the recipe's environment contradict the plan, and for what no backend
         runs."""

@@ -12,7 +12,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Argument
 from llmlaunch.frameworks.megatron.flags.row import PlannedJob
 from llmlaunch.frameworks.megatron.flags.table import column, written_arguments
-from llmlaunch.frameworks.megatron.own_choices import has_own_arguments, own_choices
+from llmlaunch.frameworks.megatron.own_choices import own_choices
 from llmlaunch.frameworks.megatron.parser import dest_of, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
@@ -45,7 +45,7 @@ def _refuse_contradictions(recipe: Recipe, planned: Iterable[Argument]) -> None:
     The parser keeps one value under each name (`dest`), whichever flag sets it: of two flags with one `dest` the later
     would win silently. So flags are compared by `dest`, as the parser of the recipe's version has it (parser.py).
     """
-    if not has_own_arguments(recipe):
+    if not recipe.backend.has_own_arguments:
         return
     name, decided = partial(dest_of, version=rendered_version(recipe)), decided_names(recipe)
     mine = {name(each.flag): each for each in planned}

@@ -1,4 +1,5 @@
-"""The checkout of Megatron-LM that a job runs: whether a recipe or a variable names one, and whether it is one."""
+"""The checkout of Megatron-LM that a job runs: which script of it trains, whether a recipe or a variable names one, and
+whether it is one."""
 
 from __future__ import annotations
 
@@ -9,12 +10,17 @@ from llmlaunch.findings import Finding, doubtful, host_path, missing, path_state
 from llmlaunch.frameworks.framework_version import CHECKOUT_VARIABLE, checkout_version
 from llmlaunch.recipe.types import Recipe
 
+SCRIPT, HYBRID_SCRIPT = "pretrain_gpt.py", "pretrain_hybrid.py"
+
+
+def shipped_script(recipe: Recipe) -> str:
+    """Return the name of Megatron-LM's own script for the recipe's model."""
+    return SCRIPT if recipe.model.mamba is None else HYBRID_SCRIPT
+
 
 def checkout_findings(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what is wrong with the checkout that the recipe names, or that the variable names where the job is
     submitted."""
-    from llmlaunch.frameworks.megatron.backend import shipped_script
-
     named, variable = recipe.backend.path, environment.get(CHECKOUT_VARIABLE)
     if named is None and not variable:
         if needs_checkout_variable(recipe):

@@ -10,7 +10,6 @@ import numpy as np
 from llmlaunch.columns import BoolColumn
 from llmlaunch.effects.token_dispatch import DEEPEP_RANKS
 from llmlaunch.frameworks.base import Requirement, implies
-from llmlaunch.frameworks.megatron.flags.attention import windowed
 from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
 from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, Router, natural_activation
 from llmlaunch.recipe.types import Recipe
@@ -67,6 +66,18 @@ def half_a_weight(shape: ModelShape) -> bool:
 def before_hopper(recipe: Recipe) -> bool:
     capability = recipe.cluster.accelerator.compute_capability
     return capability is not None and float(capability) < HOPPER
+
+
+def windowed(shape: ModelShape, sequence_length: int) -> bool:
+    """Return whether some layers see less than the whole sequence."""
+    return shape.sliding_window is not None and shape.sliding_window.tokens < sequence_length
+
+
+def asks_for_mixture(recipe: Recipe) -> bool:
+    """Return whether the model has mixtures, or a technique of theirs is asked for."""
+    asked = recipe.techniques
+    named = (asked.token_dispatcher, asked.flex_backend, asked.expert_rank_capacity_factor, asked.paged_stash)
+    return recipe.model.moe is not None or asked.overlap_shared_expert or any(value is not None for value in named)
 
 
 def router_of(recipe: Recipe) -> Router:

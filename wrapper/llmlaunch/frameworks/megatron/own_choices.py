@@ -19,14 +19,9 @@ def is_own_choice(name: str, values: Values) -> bool:
     return name in column("unsaid") and bool(values) and bool(column("unsaid")[name](values))
 
 
-def has_own_arguments(recipe: Recipe) -> bool:
-    """Return whether the person passes arguments of their own on."""
-    return bool(recipe.backend.script_args or recipe.backend.extra_args)
-
-
 def own_choices(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
     """Return the values that the person's own arguments choose and no recipe key says, by the parser's `dest`."""
-    if not has_own_arguments(recipe):
+    if not recipe.backend.has_own_arguments:
         return {}
     flags, chosen, stated = core_parser(rendered_version(recipe)).flags, {}, {}
     for group in flag_groups((*recipe.backend.script_args, *recipe.backend.extra_args)):

@@ -16,16 +16,9 @@ from numpy.typing import NDArray
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
-from llmlaunch.frameworks.megatron import (
-    cuda_graphs,
-    hybrid,
-    model_rules,
-    sharding,
-    techniques,
-    versions,
-)
-from llmlaunch.frameworks.megatron.flags.table import asks_for_mixture
-from llmlaunch.frameworks.megatron.own_choices import unknown_library
+from llmlaunch.frameworks.megatron import cuda_graphs, hybrid, model_rules, sharding, techniques
+from llmlaunch.frameworks.megatron.model_rules import asks_for_mixture
+from llmlaunch.frameworks.megatron.parser import NEWEST, rendered_version
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Rule, Situation
@@ -368,6 +361,17 @@ def _of_muon(recipe: Recipe | None) -> Rules:
     return MUON_REQUIREMENTS, ()
 
 
+def _of_versions(recipe: Recipe | None) -> Rules:
+    """Return what a version before the newest may lack."""
+    if recipe is not None and rendered_version(recipe) == NEWEST:
+        return NONE
+    from llmlaunch.frameworks.megatron.versions import rules_of_version, version_requirements
+
+    if recipe is None:
+        return version_requirements(), ()
+    return version_requirements(asks_for_mixture(recipe)), rules_of_version(recipe)
+
+
 def requirements_for(recipe: Recipe | None = None) -> tuple[Requirement, ...]:
     """Return those that this recipe can break, all without one. What few recipes ask for is imported for these."""
     return (
@@ -383,7 +387,7 @@ def requirements_for(recipe: Recipe | None = None) -> tuple[Requirement, ...]:
         *techniques.OVERLAP_REQUIREMENTS,
         *cuda_graphs.GRAPH_REQUIREMENTS,
         *_of_checkpoints(recipe)[0],
-        *versions.version_requirements(recipe is None or asks_for_mixture(recipe)),
+        *_of_versions(recipe)[0],
         *_of_fixed_rows(recipe)[0],
         *_of_numbers(recipe)[0],
         *_of_muon(recipe)[0],
@@ -411,7 +415,10 @@ def rules_for(recipe: Recipe | None = None) -> tuple[Rule, ...]:
     """Return those that can refuse a layout of this recipe; without one, those of every version's recipes."""
     if recipe is None:
         return _rules()
-    rules = (*_rules(recipe), *versions.rules_of_version(recipe))
-    if not unknown_library(recipe):
+    rules = (*_rules(recipe), *_of_versions(recipe)[1])
+    if not recipe.backend.has_own_arguments:
         return rules
-    return tuple(rule for rule in rules if rule.key not in model_rules.OF_DEEPEP)
+    from llmlaunch.frameworks.megatron.own_choices import unknown_library
+
+    of_deepep = model_rules.OF_DEEPEP if unknown_library(recipe) else ()
+    return tuple(rule for rule in rules if rule.key not in of_deepep)

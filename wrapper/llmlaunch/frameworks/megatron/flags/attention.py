@@ -16,7 +16,7 @@ from llmlaunch.frameworks.megatron.flags.row import (
     flag,
     within,
 )
-from llmlaunch.models.shape import ModelShape
+from llmlaunch.frameworks.megatron.model_rules import windowed
 from llmlaunch.rundir.foreign_values import whole_number_in
 
 SCALING = "model.rope_scaling"
@@ -279,11 +279,6 @@ INDEXER_FLAGS: tuple[Flag, ...] = within(
     ),
     when=_is_indexed,
 )
-
-
-def windowed(shape: ModelShape, sequence_length: int) -> bool:
-    """Return whether some layers see less than the whole sequence."""
-    return shape.sliding_window is not None and shape.sliding_window.tokens < sequence_length
 
 
 def _has_window(job: PlannedJob) -> bool:

@@ -23,7 +23,8 @@ from llmlaunch.frameworks.megatron.flags.numbers import NUMBER_FLAGS
 from llmlaunch.frameworks.megatron.flags.row import Field, Flag, PlannedJob, Space
 from llmlaunch.frameworks.megatron.flags.techniques import TECHNIQUE_FLAGS
 from llmlaunch.frameworks.megatron.flags.training import LOG_FLAGS, TRAINING_FLAGS
-from llmlaunch.recipe.types import Recipe, recipe_form
+from llmlaunch.frameworks.megatron.model_rules import asks_for_mixture
+from llmlaunch.recipe.types import recipe_form
 
 
 def _on(subject: str, *rows: Flag) -> tuple[Flag, ...]:
@@ -54,13 +55,6 @@ def flags(mixtures: bool = True) -> tuple[Flag, ...]:
         *_on("data", *DATA_FLAGS),
         *_on("checkpoints of the recipe", *CHECKPOINT_FLAGS),
     )
-
-
-def asks_for_mixture(recipe: Recipe) -> bool:
-    """Return whether the model has mixtures, or a technique of theirs is asked for."""
-    asked = recipe.techniques
-    named = (asked.token_dispatcher, asked.flex_backend, asked.expert_rank_capacity_factor, asked.paged_stash)
-    return recipe.model.moe is not None or asked.overlap_shared_expert or any(value is not None for value in named)
 
 
 def written_arguments(job: PlannedJob) -> tuple[Argument, ...]:
