@@ -31,8 +31,10 @@ from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
     checkpoint_rules,
     cuda_graphs,
+    expert_exchange,
     fixed_rows,
     hybrid,
+    mixture_rules,
     model_rules,
     muon,
     number_formats,
@@ -60,14 +62,15 @@ TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 PRECISIONS = {"half": "bf16, fp16", "fp32": "fp32"}
 
 MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
-    (*MACHINE_REQUIREMENTS, *megatron_rules.MIXTURE_REQUIREMENTS, *megatron_rules.RULES),
+    (*MACHINE_REQUIREMENTS, *megatron_rules.RULES),
     (
-        *(*model_rules.MODEL_REQUIREMENTS, *pooled_rules.POOLED_REQUIREMENTS, *hybrid.HYBRID_REQUIREMENTS),
+        *(*model_rules.MODEL_REQUIREMENTS, *mixture_rules.MIXTURE_REQUIREMENTS, *pooled_rules.POOLED_REQUIREMENTS),
+        *hybrid.HYBRID_REQUIREMENTS,
         *(*vision_rules.VISION_REQUIREMENTS, *vision_rules.VISION_RULES),
-        *(*model_rules.MODEL_RULES, *pooled_rules.POOLED_RULES, *hybrid.HYBRID_RULES),
+        *(*model_rules.MODEL_RULES, *mixture_rules.MIXTURE_RULES, *pooled_rules.POOLED_RULES, *hybrid.HYBRID_RULES),
     ),
     (*number_formats.NUMBER_REQUIREMENTS, *muon.MUON_REQUIREMENTS, *number_formats.NUMBER_RULES),
-    (*megatron_techniques.OVERLAP_REQUIREMENTS, *megatron_techniques.OVERLAP_RULES),
+    (*expert_exchange.EXCHANGE_REQUIREMENTS, *expert_exchange.EXCHANGE_RULES, *megatron_techniques.OVERLAP_RULES),
     (*cuda_graphs.GRAPH_REQUIREMENTS, *cuda_graphs.GRAPH_RULES),
     (*fixed_rows.FIXED_ROW_REQUIREMENTS, *fixed_rows.FIXED_ROW_RULES),
     (*sharding.SHARDING_REQUIREMENTS, *sharding.SHARDING_RULES),

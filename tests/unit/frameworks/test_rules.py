@@ -15,9 +15,10 @@ from llmlaunch.frameworks.deepspeed.rules import RULES as DEEPSPEED_RULES
 from llmlaunch.frameworks.deepspeed.scripts import HUGGING_FACE_RULES, PIPELINE_RULES
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron.cuda_graphs import GRAPH_RULES
+from llmlaunch.frameworks.megatron.mixture_rules import MIXTURE_REQUIREMENTS
 from llmlaunch.frameworks.megatron.model_rules import MODEL_REQUIREMENTS
 from llmlaunch.frameworks.megatron.pooled_rules import POOLED_REQUIREMENTS
-from llmlaunch.frameworks.megatron.rules import MIXTURE_REQUIREMENTS, requirements_for, rules_for
+from llmlaunch.frameworks.megatron.rules import requirements_for, rules_for
 from llmlaunch.frameworks.megatron.versions import version_requirements
 from llmlaunch.frameworks.megatron.vision_rules import VISION_REQUIREMENTS
 from llmlaunch.frameworks.registry import backend_for

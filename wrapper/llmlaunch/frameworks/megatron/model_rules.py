@@ -8,17 +8,15 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.effects.token_dispatch import DEEPEP_RANKS
 from llmlaunch.frameworks.base import Requirement, implies
-from llmlaunch.layout import RECOMPUTE_SELECTIVE, Rule, Situation
-from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, Router, natural_activation
+from llmlaunch.layout import Rule, Situation
+from llmlaunch.models.shape import CLAMPED, SQUARED, ModelShape, natural_activation
 from llmlaunch.recipe.types import Recipe
 
 CONFIG = "megatron/core/transformer/transformer_config.py, core 0.19"
 BUILDER = "megatron/training/argument_utils.py core_transformer_config_from_args, core 0.19"
 PARSER = "megatron/training/arguments.py, core 0.19"
 LATENT = "megatron/core/transformer/transformer_config.py MLATransformerConfig, core 0.19"
-ROUTING = "megatron/core/transformer/moe/moe_utils.py topk_routing_with_score_function, core 0.19"
 RING = "transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py attn_forward_func_with_cp, 2.20"
 ELSEWHERE = "backend: deepspeed trains it"
 
@@ -80,10 +78,6 @@ def asks_for_mixture(recipe: Recipe) -> bool:
     return recipe.model.moe is not None or asked.overlap_shared_expert or any(value is not None for value in named)
 
 
-def router_of(recipe: Recipe) -> Router:
-    return recipe.model.moe.router if recipe.model.moe is not None else Router()
-
-
 def _other_activation(shape: ModelShape) -> str:
     return CLAMPED if shape.gated_mlp else SQUARED
 
@@ -112,13 +106,6 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
                 or r.model.moe.shared_expert_ffn_hidden_size > 0
             )
         ),
-    ),
-    Requirement(
-        "shared-expert-biases",
-        "model.linear_bias",
-        "a shared expert has no biases; set linear_bias to false, or leave shared_expert_ffn_hidden_size out",
-        "megatron/core/transformer/moe/shared_experts.py SharedExpertMLP.__init__, core 0.19",
-        lambda r: r.model.linear_bias and r.model.moe is not None and r.model.moe.shared_expert_ffn_hidden_size > 0,
     ),
     Requirement(
         "no-post-norms",
@@ -339,13 +326,6 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         priced=True,
     ),
     Requirement(
-        "weighed-one-by-one",
-        "model.moe.router.weighted_inputs",
-        "scores weigh inputs where a token goes to one expert alone (topk 1)",
-        "megatron/core/transformer/moe/experts.py, core 0.19",
-        lambda r: router_of(r).weighted_inputs and r.model.moe is not None and r.model.moe.topk > 1,
-    ),
-    Requirement(
         "prediction-beside-delta-nets",
         "model.mtp_num_layers",
         "no specification of the layers for multi-token prediction is made where others have gated delta nets; remove "
@@ -353,39 +333,6 @@ MODEL_REQUIREMENTS: tuple[Requirement, ...] = (
         "megatron/core/models/gpt/gpt_layer_specs.py get_gpt_decoder_layer_specs, core 0.19",
         lambda r: bool(r.model.mtp_num_layers) and r.model.linear_attention is not None,
         priced=True,
-    ),
-    Requirement(
-        "sigmoid-sums-to-one",
-        "model.moe.router.normalize_topk",
-        "sigmoid and sqrtsoftplus scores always sum to 1 over the chosen experts here; write normalize_topk: true",
-        ROUTING,
-        lambda r: (
-            router_of(r).score_function != "softmax"
-            and not router_of(r).normalize_topk
-            and r.model.moe is not None
-            and r.model.moe.topk > 1
-        ),
-    ),
-    Requirement(
-        "expert-bias-needs-sigmoid",
-        "model.moe.router.expert_bias",
-        "needs score_function: sigmoid or sqrtsoftplus",
-        CONFIG,
-        lambda r: router_of(r).expert_bias and router_of(r).score_function == "softmax",
-    ),
-    Requirement(
-        "shared-expert-overlap-dispatcher",
-        "layout.overlap_shared_expert",
-        "needs token_dispatcher: alltoall or flex",
-        CONFIG,
-        lambda r: r.techniques.overlap_shared_expert and r.techniques.token_dispatcher == "allgather",
-    ),
-    Requirement(
-        "shared-expert-overlap-alone",
-        "layout.overlap_shared_expert",
-        "excludes delay_weight_gradients, which overlaps the whole exchange; remove one of the two",
-        CONFIG,
-        lambda r: r.techniques.overlap_shared_expert and r.techniques.delay_weight_gradients,
     ),
 )
 
@@ -395,28 +342,10 @@ def heads_fill_kernels(s: Situation) -> BoolColumn:
     return implies(s.shape.indexer is not None, (SPARSE_HEADS % heads == 0) | (heads % SPARSE_HEADS == 0))
 
 
-def deepep_needs_others(s: Situation) -> BoolColumn:
-    deepep = s.techniques.token_dispatcher == "flex" and s.techniques.flex_backend in (None, "deepep")
-    return implies(deepep, s.layouts.expert * s.layouts.expert_tensor > 1)
-
-
-def deepep_knows_its_ranks(s: Situation) -> BoolColumn:
-    deepep = s.techniques.token_dispatcher == "flex" and s.techniques.flex_backend in (None, "deepep")
-    ranks = s.layouts.expert * s.layouts.expert_tensor
-    return implies(deepep, np.isin(ranks, (1, *DEEPEP_RANKS)))  # another rule refuses one rank
-
-
-def overlapped_expert_is_kept(s: Situation) -> BoolColumn:
-    made_again = s.techniques.overlap_shared_expert and "shared_experts" in s.techniques.recompute_modules
-    return implies(made_again, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
-
-
 def delta_heads_divide(s: Situation) -> BoolColumn:
     linear, ranks = s.shape.linear_attention, s.layouts.tensor * s.layouts.context
     return implies(linear is not None, np.equal((1 if linear is None else linear.num_key_heads) % ranks, 0))
 
-
-OF_DEEPEP = ("deepep-needs-others", "deepep-ranks")  # keys of the rules of that library alone
 
 MODEL_RULES: tuple[Rule, ...] = (
     Rule(
@@ -424,12 +353,6 @@ MODEL_RULES: tuple[Rule, ...] = (
         "num_key_heads of linear_attention must be a multiple of tensor x context parallel size",
         CONFIG,
         delta_heads_divide,
-    ),
-    Rule(
-        "biased-experts",
-        "experts with biases need --expert-tensor-parallel-size 1",
-        CONFIG,
-        lambda s: implies(s.shape.moe is not None and s.shape.linear_bias, np.equal(s.layouts.expert_tensor, 1)),
     ),
     Rule(
         "window-without-context",
@@ -459,33 +382,5 @@ MODEL_RULES: tuple[Rule, ...] = (
         "that keeps scores of all keys",
         SPARSE,
         lambda s: implies(s.shape.indexer is not None, np.equal(s.layouts.context, 1)),
-    ),
-    Rule(
-        "deepep-needs-others",
-        "flex_backend: deepep needs expert x expert tensor parallel size above 1",
-        "megatron/core/transformer/moe/token_dispatcher.py MoEFlexTokenDispatcher, core 0.19",
-        deepep_needs_others,
-        of_techniques=True,
-    ),
-    Rule(
-        "deepep-ranks",
-        f"flex_backend: deepep takes expert x expert tensor parallel sizes {', '.join(map(str, DEEPEP_RANKS))} alone",
-        "deep_ep/buffer.py get_dispatch_config, DeepEP 1.2.1",
-        deepep_knows_its_ranks,
-        of_techniques=True,
-    ),
-    Rule(
-        "overlapped-expert-kept",
-        "overlap_shared_expert cannot recompute shared_experts",
-        CONFIG,
-        overlapped_expert_is_kept,
-        of_techniques=True,
-    ),
-    Rule(
-        "delayed-gradients-prediction",
-        "delay_weight_gradients takes one module of multi-token prediction at most",
-        CONFIG,
-        lambda s: np.full(len(s.layouts), not s.techniques.delay_weight_gradients or s.shape.mtp_num_layers <= 1),
-        of_techniques=True,
     ),
 )

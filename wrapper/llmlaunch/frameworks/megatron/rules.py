@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
-from llmlaunch.frameworks.megatron import cuda_graphs, hybrid, model_rules, sharding, techniques
+from llmlaunch.frameworks.megatron import cuda_graphs, model_rules, sharding, techniques
 from llmlaunch.frameworks.megatron.model_rules import asks_for_mixture
 from llmlaunch.frameworks.megatron.parser import NEWEST, rendered_version
 from llmlaunch.layers.mlp import Mlp
@@ -102,29 +102,6 @@ def latents_need_sequence(s: Situation) -> BoolColumn:
     if s.shape.mla is None or not s.shape.mla.qk_pos_emb_head_dim:
         return np.ones(len(s.layouts), dtype=np.bool_)
     return implies(s.layouts.tensor > 1, s.layouts.sequence_parallel > 0)
-
-
-def grouped(recipe: Recipe) -> bool:
-    """All experts of a rank run in one kernel."""
-    return recipe.model.moe is not None and recipe.model.moe.grouped_gemm is not False
-
-
-def old_device(recipe: Recipe) -> bool:
-    capability = recipe.cluster.accelerator.compute_capability
-    return capability is not None and float(capability) < GROUPED_GEMM_CAPABILITY
-
-
-GROUPED_GEMM_CAPABILITY = 8.0  # Ampere
-
-MIXTURE_REQUIREMENTS: tuple[Requirement, ...] = (
-    Requirement(
-        "mixture-device",
-        "cluster.accelerator",
-        "experts in one kernel (--moe-grouped-gemm) need compute capability 8.0 (Ampere) or more",
-        ARGUMENTS,
-        lambda r: grouped(r) and old_device(r),
-    ),
-)
 
 
 def unknown_beside_heads(recipe: Recipe) -> bool:
@@ -337,6 +314,32 @@ def _of_checkpoints(recipe: Recipe | None) -> Rules:
     return CHECKPOINT_REQUIREMENTS, ()
 
 
+def _of_mixtures(recipe: Recipe | None) -> Rules:
+    if recipe is not None and not asks_for_mixture(recipe):
+        return NONE
+    from llmlaunch.frameworks.megatron.mixture_rules import MIXTURE_REQUIREMENTS, MIXTURE_RULES
+
+    return MIXTURE_REQUIREMENTS, MIXTURE_RULES
+
+
+def _of_exchange(recipe: Recipe | None) -> Rules:
+    """Return what an exchange of tokens that is hidden may break. A search hides those of mixtures."""
+    if recipe is not None and recipe.model.moe is None and not recipe.techniques.overlaps_experts:
+        return NONE
+    from llmlaunch.frameworks.megatron.expert_exchange import EXCHANGE_REQUIREMENTS, EXCHANGE_RULES
+
+    return EXCHANGE_REQUIREMENTS, EXCHANGE_RULES
+
+
+def _of_hybrids(recipe: Recipe | None) -> Rules:
+    """Return what layers of one part each may break."""
+    if recipe is not None and recipe.model.mamba is None:
+        return NONE
+    from llmlaunch.frameworks.megatron.hybrid import HYBRID_REQUIREMENTS, HYBRID_RULES
+
+    return HYBRID_REQUIREMENTS, HYBRID_RULES
+
+
 def _of_fixed_rows(recipe: Recipe | None) -> Rules:
     if recipe is not None and not asks_for_mixture(recipe):
         return NONE
@@ -379,12 +382,12 @@ def requirements_for(recipe: Recipe | None = None) -> tuple[Requirement, ...]:
         *model_rules.MODEL_REQUIREMENTS,
         *_of_pooled_keys(recipe)[0],
         *_of_vision(recipe)[0],
-        *MIXTURE_REQUIREMENTS,
+        *_of_mixtures(recipe)[0],
         *STAGE_REQUIREMENTS,
-        *hybrid.HYBRID_REQUIREMENTS,
+        *_of_hybrids(recipe)[0],
         *techniques.REQUIREMENTS,
         *sharding.SHARDING_REQUIREMENTS,
-        *techniques.OVERLAP_REQUIREMENTS,
+        *_of_exchange(recipe)[0],
         *cuda_graphs.GRAPH_REQUIREMENTS,
         *_of_checkpoints(recipe)[0],
         *_of_versions(recipe)[0],
@@ -399,10 +402,12 @@ def _rules(recipe: Recipe | None = None) -> tuple[Rule, ...]:
     return (
         *RULES,
         *model_rules.MODEL_RULES,
+        *_of_mixtures(recipe)[1],
         *_of_pooled_keys(recipe)[1],
         *_of_vision(recipe)[1],
-        *hybrid.HYBRID_RULES,
+        *_of_hybrids(recipe)[1],
         *techniques.TECHNIQUE_RULES,
+        *_of_exchange(recipe)[1],
         *_of_fixed_rows(recipe)[1],
         *sharding.SHARDING_RULES,
         *techniques.OVERLAP_RULES,
@@ -420,5 +425,8 @@ def rules_for(recipe: Recipe | None = None) -> tuple[Rule, ...]:
         return rules
     from llmlaunch.frameworks.megatron.own_choices import unknown_library
 
-    of_deepep = model_rules.OF_DEEPEP if unknown_library(recipe) else ()
-    return tuple(rule for rule in rules if rule.key not in of_deepep)
+    if not unknown_library(recipe):
+        return rules
+    from llmlaunch.frameworks.megatron.mixture_rules import OF_DEEPEP
+
+    return tuple(rule for rule in rules if rule.key not in OF_DEEPEP)

@@ -12,7 +12,6 @@ import numpy as np
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import Requirement, implies, of_techniques, pinned_least
 from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Rule, Situation
-from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 
 Words = tuple[str, ...]
@@ -98,27 +97,6 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         CONFIG,
         lambda r: pinned_least(r, OFFLOAD_LAYERS) >= r.model.num_layers,
     ),
-    Requirement(
-        "delayed-gradients-need-half",
-        "layout.delay_weight_gradients",
-        "overlapped expert communication needs precision bf16 or fp16",
-        CONFIG,
-        lambda r: r.techniques.delay_weight_gradients and r.workload.precision == "fp32",
-    ),
-    Requirement(
-        "delayed-gradients-need-alltoall",
-        "layout.delay_weight_gradients",
-        "overlapped expert communication needs token_dispatcher: alltoall",
-        CONFIG,
-        lambda r: r.techniques.delay_weight_gradients and r.techniques.token_dispatcher == "allgather",
-    ),
-    Requirement(
-        "delayed-gradients-keep-experts",
-        "layout.delay_weight_gradients",
-        "overlapped expert communication cannot recompute the whole moe; remove moe from recompute_modules",
-        CONFIG,
-        lambda r: r.techniques.delay_weight_gradients and "moe" in r.techniques.recompute_modules,
-    ),
 )
 
 
@@ -128,12 +106,6 @@ def recomputed_mlp_unbiased(s: Situation) -> BoolColumn:
     dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
     biased = "mlp" in s.techniques.recompute_modules and s.shape.linear_bias and dense and s.numbers.narrow is None
     return implies(biased, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
-
-
-def interleaved(s: Situation) -> BoolColumn:
-    """One stage, or stages of several chunks each."""
-    column: BoolColumn = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
-    return column
 
 
 def instances_divide(s: Situation) -> BoolColumn:
@@ -207,25 +179,6 @@ TECHNIQUE_RULES: tuple[Rule, ...] = of_techniques(
         "megatron/core/optimizer/distrib_optimizer.py _build_model_and_main_param_groups, core 0.19",
         lambda s: np.full(len(s.layouts), not (s.techniques.offload_optimizer > 0 and s.workload.precision == "fp32")),
     ),
-    Rule(
-        "delayed-gradients-experts",
-        "delay_weight_gradients needs --expert-model-parallel-size above 1: --delay-wgrad-compute needs "
-        "--overlap-moe-expert-parallel-comm",
-        CONFIG,
-        lambda s: implies(s.techniques.delay_weight_gradients, s.layouts.expert > 1),
-    ),
-    Rule(
-        "delayed-gradients-no-full",
-        "delay_weight_gradients needs recompute none or selective",
-        CONFIG,
-        lambda s: implies(s.techniques.delay_weight_gradients, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
-    ),
-    Rule(
-        "delayed-gradients-interleaved",
-        "delay_weight_gradients with pipeline stages needs virtual stages",
-        CONFIG,
-        lambda s: implies(s.techniques.delay_weight_gradients, interleaved(s)),
-    ),
 )
 
 
@@ -238,52 +191,6 @@ def technique_environment(techniques: Techniques) -> dict[str, str]:
     return offloading | ({"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"} if fixed else {})
 
 
-EXCHANGE = "layout.overlap_expert_communication"
-
-
-def _exchanged(recipe: Recipe) -> bool:
-    return recipe.techniques.overlap_expert_communication
-
-
-OVERLAP_REQUIREMENTS: tuple[Requirement, ...] = (
-    Requirement(
-        "hidden-exchange-needs-half",
-        EXCHANGE,
-        "needs precision bf16 or fp16",
-        CONFIG,
-        lambda r: _exchanged(r) and r.workload.precision == "fp32",
-    ),
-    Requirement(
-        "hidden-exchange-needs-alltoall",
-        EXCHANGE,
-        "needs experts with token_dispatcher: alltoall or flex",
-        CONFIG,
-        lambda r: _exchanged(r) and (r.model.moe is None or r.techniques.token_dispatcher == "allgather"),
-    ),
-    Requirement(
-        "hidden-exchange-keeps-experts",
-        EXCHANGE,
-        "cannot recompute the whole moe; remove moe from recompute_modules",
-        CONFIG,
-        lambda r: _exchanged(r) and "moe" in r.techniques.recompute_modules,
-    ),
-    Requirement(
-        "hidden-exchange-alone",
-        EXCHANGE,
-        "hides the whole exchange, and overlap_shared_expert a part of it; remove one of the two",
-        CONFIG,
-        lambda r: _exchanged(r) and r.techniques.overlap_shared_expert,
-    ),
-    Requirement(
-        "hidden-exchange-prediction",
-        EXCHANGE,
-        "takes one module of multi-token prediction at most",
-        CONFIG,
-        lambda r: _exchanged(r) and r.model.mtp_num_layers > 1,
-    ),
-)
-
-
 def all_to_all_heads(s: Situation) -> BoolColumn:
     """Each tensor rank's heads are dealt out over the context ranks; a rank holds a query group at least."""
     tensor, context = s.layouts.tensor, s.layouts.context
@@ -294,24 +201,6 @@ def all_to_all_heads(s: Situation) -> BoolColumn:
 
 
 OVERLAP_RULES: tuple[Rule, ...] = of_techniques(
-    Rule(
-        "hidden-exchange-experts",
-        "overlap_expert_communication needs --expert-model-parallel-size above 1",
-        CONFIG,
-        lambda s: implies(s.techniques.overlap_expert_communication, np.greater(s.layouts.expert, 1)),
-    ),
-    Rule(
-        "hidden-exchange-no-full",
-        "overlap_expert_communication needs recompute none or selective",
-        CONFIG,
-        lambda s: implies(s.techniques.overlap_expert_communication, np.not_equal(s.layouts.recompute, RECOMPUTE_FULL)),
-    ),
-    Rule(
-        "hidden-exchange-interleaved",
-        "overlap_expert_communication with pipeline stages needs virtual stages",
-        CONFIG,
-        lambda s: implies(s.techniques.overlap_expert_communication, interleaved(s)),
-    ),
     Rule(
         "hidden-tensor-sequence",
         "tp_comm_overlap needs --sequence-parallel",
