@@ -401,8 +401,8 @@ def _rules(recipe: Recipe | None = None) -> tuple[Rule, ...]:
     """Return the rules of all versions that can refuse a layout of this recipe, all without one."""
     return (
         *RULES,
-        *model_rules.MODEL_RULES,
         *_of_mixtures(recipe)[1],
+        *model_rules.MODEL_RULES,
         *_of_pooled_keys(recipe)[1],
         *_of_vision(recipe)[1],
         *_of_hybrids(recipe)[1],
