@@ -7,16 +7,8 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.checkpoints import (
-    checkpoint_bytes,
-    lead_seconds,
-    other_world_refusal,
-    refuse_short_time,
-    reshards,
-    save_seconds,
-    saved_by_parameter,
-    tracker,
-)
+from llmlaunch.frameworks.checkpoints import checkpoint_bytes, lead_seconds, refuse_short_time, save_seconds, tracker
+from llmlaunch.frameworks.resharding import other_world_refusal, reshards, saved_by_parameter
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of

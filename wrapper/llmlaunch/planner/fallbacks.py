@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from llmlaunch.frameworks.checkpoints import reshards
+from llmlaunch.frameworks.resharding import reshards
 from llmlaunch.memory.estimator import Estimate, estimate
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import Candidate, Fallback, Fallbacks, Plan, as_planned

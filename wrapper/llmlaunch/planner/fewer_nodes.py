@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.checkpoints import other_world_refusal
+from llmlaunch.frameworks.resharding import other_world_refusal
 from llmlaunch.planner.fallbacks import can_load
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import Candidate, FewerNodes, Plan

@@ -11,13 +11,14 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.checkpoints import reshards, save_seconds
+from llmlaunch.frameworks.checkpoints import save_seconds
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.frameworks.megatron.flags.stages import STAGE_FLAGS, stage_flags
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.frameworks.megatron.rules import RULES
+from llmlaunch.frameworks.resharding import reshards
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from support.backend_output import check_flags, refused_by, value_of, words_of

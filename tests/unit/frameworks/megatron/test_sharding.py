@@ -8,9 +8,9 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.checkpoints import reshards
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.registry import recorded_name
+from llmlaunch.frameworks.resharding import reshards
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import estimate

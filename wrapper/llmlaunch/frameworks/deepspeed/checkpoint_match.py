@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.findings import Finding, doubtful, missing, note
-from llmlaunch.frameworks.checkpoints import KEY, NEW_FOLDER, other_world_refusal
+from llmlaunch.frameworks.checkpoints import KEY, NEW_FOLDER
 from llmlaunch.frameworks.pickle_outline import Outline, first_pickle
+from llmlaunch.frameworks.resharding import other_world_refusal
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 

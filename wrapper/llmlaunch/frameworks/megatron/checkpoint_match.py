@@ -12,9 +12,10 @@ from pathlib import Path
 from llmlaunch.errors import UserError
 from llmlaunch.findings import NOTE, Finding, doubtful, missing, note
 from llmlaunch.frameworks.argument import flag_groups
-from llmlaunch.frameworks.checkpoints import FSDP_STAGE, KEY, MODEL_SPLIT, NEW_FOLDER, RESHARDING_FLAG
+from llmlaunch.frameworks.checkpoints import KEY, NEW_FOLDER
 from llmlaunch.frameworks.megatron.parser import rendered_version
 from llmlaunch.frameworks.megatron.saved_job import RUN_CONFIG, SavedJob, bridge_job, megatron_job, sizes_in
+from llmlaunch.frameworks.resharding import FSDP_STAGE, MODEL_SPLIT, RESHARDING_FLAG
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from llmlaunch.frameworks.argument import blend_words
-from llmlaunch.frameworks.checkpoints import RESHARDING_FLAG, saved_by_parameter
 from llmlaunch.frameworks.megatron.flags.row import PARSED, Explained, Flag, PlannedJob, Space, alias, chosen, flag
 from llmlaunch.frameworks.megatron.flags.training import evaluates, is_weight
 from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
+from llmlaunch.frameworks.resharding import RESHARDING_FLAG, saved_by_parameter
 from llmlaunch.recipe.datasets import SHARES, WITHOUT_MODEL, TokenizerType
 
 CHECKPOINT = "checkpoint"  # the section of Bridge

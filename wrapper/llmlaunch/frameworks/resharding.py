@@ -1,0 +1,98 @@
+"""Under which layouts a checkpoint can be loaded: for a layout to fall back on, and where nodes are lost."""
+
+from __future__ import annotations
+
+from llmlaunch.layers.parameters import count_parameters
+from llmlaunch.layout import Layout
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.units import GIB
+
+# What must be the same for Megatron's distributed optimizer to find its buckets again: "dp_reshardable" names them by
+# model parallel rank and chunk (sharded_param_state_dp_reshardable, core/optimizer/distrib_optimizer.py, core 0.19).
+# Context parallel ranks share them like data parallel ones.
+MODEL_SPLIT = ("tensor", "pipeline", "virtual_pipeline", "expert", "expert_tensor", "layers_by_stage")
+FSDP_STAGE = 2  # from this ZeRO stage on, Megatron-LM runs its FSDP
+RESHARDING_FLAG = "--dist-ckpt-optim-fully-reshardable"
+GATHERED_BYTES = 12.0
+GATHERED_SHARE = 0.5
+
+
+def reshards(recipe: Recipe, saved: Layout, loading: Layout) -> bool:
+    """A checkpoint written under one layout can be loaded under another, optimizer states and all.
+
+    Recompute, offloaded activations and the micro-batch never matter. The recipe's other words (what gradients
+    accumulate in, where the optimizer runs) must be the same in both. DeepSpeed's ZeRO loads on the same number of
+    ranks at the same stage only; our script converts its checkpoints for another number where `other_world_refusal` has
+    no reason against it. Megatron's torch_dist does not care how the model was split where
+    `saved_by_parameter`, else the split must be the same. Megatron-FSDP saves every parameter and its states as
+    distributed tensors (sharded_param_state_fsdp_dtensor, core/optimizer/distrib_optimizer.py, core 0.19): over how
+    many ranks they are sharded does not matter, how tensor and expert parallelism cut them does. So it is with the
+    format torch, whose files are of one cut, and whose optimizer is whole.
+    """
+    if recipe.backend.script is not None or saved.zero_stage != loading.zero_stage:
+        return False
+    if recipe.backend.name == "deepspeed":
+        return saved.data == loading.data or (
+            saved.tensor == loading.tensor == 1 and not other_world_refusal(recipe, saved)
+        )
+    same_split = all(getattr(saved, name) == getattr(loading, name) for name in MODEL_SPLIT)
+    if saved.zero_stage >= FSDP_STAGE or recipe.training.checkpoint_format == "torch":
+        return same_split
+    return (same_split and saved.world_size == loading.world_size) or saved_by_parameter(recipe, saved)
+
+
+def other_world_refusal(recipe: Recipe, layout: Layout) -> str:
+    """Return why a checkpoint of this layout cannot be loaded on another number of devices, and what to do; empty where
+    it can.
+
+    Our DeepSpeed script has DeepSpeed convert it (deepspeed/checkpoint/ds_to_universal.py, 0.19.8): every parameter
+    with its optimizer states in a file. What is frozen, cut by AutoTP or offloaded was not tried.
+    """
+    if recipe.backend.script is not None:
+        return (
+            "whether backend.script loads a checkpoint on another number of nodes is not known; leave at_least out, or "
+            "train with the shipped script"
+        )
+    if recipe.backend.name not in ("megatron-lm", "deepspeed"):
+        return f"{recipe.backend.name} was not tried on another number of nodes; leave at_least out"
+    if recipe.backend.name == "deepspeed":
+        if layout.tensor > 1:
+            return "a DeepSpeed checkpoint cut by tensor parallelism is not converted for other ranks; pin tensor: 1"
+        techniques = recipe.techniques
+        if techniques.adapters is not None or techniques.trained_layers is not None:
+            return "a DeepSpeed checkpoint with frozen weights is not converted for other ranks; leave at_least out"
+        if techniques.offload_optimizer or techniques.offload_parameters:
+            return "a DeepSpeed checkpoint of offloaded states is not converted for other ranks; take the offload out"
+        return ""
+    if layout.zero_stage >= FSDP_STAGE or recipe.training.checkpoint_format == "torch":
+        return ""
+    if saved_by_parameter(recipe, layout):
+        return ""
+    return (
+        "to be loaded on other ranks, the optimizer states of this layout have to be gathered in host memory, "
+        f"{_gathered_bytes(recipe, layout) / GIB:.0f} GiB on a node, and half of its "
+        f"{recipe.cluster.host_memory_bytes / GIB:.0f} GiB may be taken; pin more tensor or pipeline ranks, or "
+        "distributed_optimizer: false"
+    )
+
+
+def saved_by_parameter(recipe: Recipe, layout: Layout) -> bool:
+    """Megatron's optimizer states are saved parameter by parameter, to be loaded under any split.
+
+    Without the distributed optimizer they always are. With it (--dist-ckpt-optim-fully-reshardable) every rank gathers
+    those of its share of the model in host memory first (get_parameter_state_dp_zero, core/optimizer/
+    distrib_optimizer.py, core 0.19), so it is asked for only where another layout may have to load them and half the
+    node's memory holds them.
+    """
+    if layout.zero_stage == 0 or RESHARDING_FLAG in recipe.backend.extra_args:
+        return True
+    after_oom = recipe.on_oom.layouts > 0 and recipe.on_oom.after_checkpoint != "stop"
+    if not after_oom and recipe.at_least_nodes is None:
+        return False
+    return _gathered_bytes(recipe, layout) <= GATHERED_SHARE * recipe.cluster.host_memory_bytes
+
+
+def _gathered_bytes(recipe: Recipe, layout: Layout) -> float:
+    """Return the bytes of a node's host memory in which its ranks gather optimizer states."""
+    shares = layout.tensor * layout.pipeline  # of dense layers; experts may be spread further, which is only less
+    return GATHERED_BYTES * count_parameters(recipe.model).total / shares * recipe.cluster.devices_per_node
