@@ -296,10 +296,12 @@ def _rehearsed_layouts(setting: Setting) -> tuple[Rehearsal, ...]:
 
 
 def _rehearsal_records(backend: str) -> Sequence[str]:
+    place = existing_store()
+    if place is None:
+        return []
     from llmlaunch.store.reading import rehearsal_texts
 
-    place = existing_store()
-    return [] if place is None else rehearsal_texts(place, backend)
+    return rehearsal_texts(place, backend)
 
 
 def last_true_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:

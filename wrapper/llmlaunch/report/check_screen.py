@@ -10,7 +10,6 @@ from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.planner.outlook import ExpectedEnd
 from llmlaunch.planner.plan import Candidate, Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.fewer_nodes_text import faster_on_fewer_sentence, fewer_nodes_sentences
 from llmlaunch.report.memory_bars import memory_bars
 from llmlaunch.report.plan_sentences import headroom_sentence, job_text, neighbour_row, verdict_words
 from llmlaunch.report.terminal import Surface, filled
@@ -35,9 +34,7 @@ def check_screen(recipe: Recipe, plan: Plan, surface: Surface, remarks: Sequence
     """Return the screen. `remarks` are further rows, each a name of at most seven characters and a sentence."""
     rows = [("Layout", layout_words(plan.chosen)), ("", _reason(recipe, plan))]
     rows += [*_changed(plan), *_conditional(recipe, plan)]
-    rows += [
-        ("" if number else "Fewer", sentence) for number, sentence in enumerate(fewer_nodes_sentences(recipe, plan))
-    ]
+    rows += _fewer_nodes(recipe, plan)
     if plan.verdict in MAY_RUN:  # nobody can run the others: what they take is of no use
         rows = [
             ("Time", _time(plan)),
@@ -260,10 +257,22 @@ def _pins(recipe: Recipe) -> str:
     return f" with {named} given"
 
 
+def _fewer_nodes(recipe: Recipe, plan: Plan) -> list[tuple[str, str]]:
+    """Return a row for each number of nodes with which the job goes on where nodes are lost."""
+    if plan.fewer_nodes is None:
+        return []
+    from llmlaunch.report.fewer_nodes_text import fewer_nodes_sentences
+
+    sentences = fewer_nodes_sentences(recipe, plan)
+    return [("" if number else "Fewer", sentence) for number, sentence in enumerate(sentences)]
+
+
 def _conditional(recipe: Recipe, plan: Plan) -> list[tuple[str, str]]:
     """Return the rows of what the recipe asks for beside a layout, and of what was measured of it."""
     rows = []
     if plan.faster_on_fewer is not None:
+        from llmlaunch.report.fewer_nodes_text import faster_on_fewer_sentence
+
         rows.append(("Faster", faster_on_fewer_sentence(recipe, plan)))
     if plan.rehearsed is not None:
         rows.append(("Tried", plan.rehearsed.sentence))

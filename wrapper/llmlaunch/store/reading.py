@@ -9,12 +9,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from llmlaunch.calibration.calibrations import Calibration, calibration_of_json
 from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
 from llmlaunch.store.location import Location, damaged, in_use, short_wait_seconds, stored_json
+
+if TYPE_CHECKING:
+    from llmlaunch.calibration.calibrations import Calibration
+
 
 NAMED = "SELECT content FROM calibrations WHERE id = :id"
 IN_USE = (
@@ -44,7 +47,11 @@ def stored_calibration(
         rows = _select(location, NAMED, id=named)
     else:
         rows = _select(location, IN_USE, backend=backend, accelerator=accelerator)
-    return calibration_of_json(stored_json(rows[0][0])) if rows and rows[0][0] is not None else None
+    if not rows or rows[0][0] is None:
+        return None
+    from llmlaunch.calibration.calibrations import calibration_of_json  # most stores have none
+
+    return calibration_of_json(stored_json(rows[0][0]))
 
 
 def stop_rate(location: Location, accelerator: str) -> StopRate:
