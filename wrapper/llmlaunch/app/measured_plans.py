@@ -25,7 +25,7 @@ from llmlaunch.calibration.margins import Margin
 from llmlaunch.calibration.records import ran_out, reason_of_no_whole_peak
 from llmlaunch.calibration.step_times import FEWEST_TIMED_STEPS
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.flag_classes import UNKNOWN
+from llmlaunch.frameworks.classed_arguments import UNKNOWN
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import NO_CORRECTION, Job
 from llmlaunch.planner.plan import Plan

@@ -13,7 +13,7 @@ from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.argument import Argument, Reason, Word
-from llmlaunch.frameworks.flag_classes import ClassedArguments
+from llmlaunch.frameworks.classed_arguments import ClassedArguments
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, Rule
 from llmlaunch.recipe.types import Recipe

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmlaunch.calibration.margins import Margin
-from llmlaunch.frameworks.flag_classes import LESS_OF_STATES, ClassedArgument, ClassedArguments
+from llmlaunch.frameworks.classed_arguments import LESS_OF_STATES, ClassedArgument, ClassedArguments
 from llmlaunch.memory.estimator import Estimate, RankEstimate
 from llmlaunch.memory.peak import MODEL_STATES, OUTSIDE_TORCH
 from llmlaunch.units import gib

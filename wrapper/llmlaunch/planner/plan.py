@@ -9,7 +9,7 @@ from typing import Any
 from llmlaunch.calibration.evidence import FUJII_SHARE
 from llmlaunch.calibration.lessons import NO_TIME_EVIDENCE, Rehearsal, TimeEvidence
 from llmlaunch.calibration.margins import Margin
-from llmlaunch.frameworks.flag_classes import NO_ARGUMENTS, ClassedArguments
+from llmlaunch.frameworks.classed_arguments import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate

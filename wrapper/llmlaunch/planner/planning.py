@@ -11,7 +11,7 @@ from llmlaunch.calibration.lessons import NO_LESSONS, MeasuredStep, Rehearsal, T
 from llmlaunch.calibration.margins import Margin
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.documents.slurm_options import limit_seconds
-from llmlaunch.frameworks.flag_classes import ClassedArguments
+from llmlaunch.frameworks.classed_arguments import ClassedArguments
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, Estimate, estimate
 from llmlaunch.memory.job import NO_CORRECTION, Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from llmlaunch.errors import NothingSafe, NoVerdict, UserError
-from llmlaunch.frameworks.flag_classes import ClassedArgument
+from llmlaunch.frameworks.classed_arguments import ClassedArgument
 from llmlaunch.memory.peak import RESIDUAL
 from llmlaunch.planner.doubt import most_more_bytes
 from llmlaunch.planner.plan import Plan, risk_words

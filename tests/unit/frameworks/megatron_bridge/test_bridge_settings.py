@@ -12,7 +12,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.bridge.backend import MegatronBridge
 from llmlaunch.frameworks.bridge.settings import settings_of
-from llmlaunch.frameworks.flag_classes import NEUTRAL, UNKNOWN
+from llmlaunch.frameworks.classed_arguments import NEUTRAL, UNKNOWN
 from llmlaunch.frameworks.megatron.flags.table import bridge_fields, flags
 from llmlaunch.frameworks.megatron.parser import NEWEST, core_parser
 from llmlaunch.frameworks.registry import backend_for

@@ -10,7 +10,7 @@ from llmlaunch.frameworks.base import Rendered, Space, refuse_unmet, refuse_what
 from llmlaunch.frameworks.bridge.overrides import classed_overrides
 from llmlaunch.frameworks.bridge.rules import ALL_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.bridge.settings import as_json, settings_of, task_of
-from llmlaunch.frameworks.flag_classes import ClassedArguments
+from llmlaunch.frameworks.classed_arguments import ClassedArguments
 from llmlaunch.frameworks.logs import megatron_lines
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.program import environment, kernel_notes, variable_reasons

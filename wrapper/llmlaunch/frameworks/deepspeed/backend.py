@@ -17,6 +17,7 @@ from llmlaunch.frameworks.base import (
     refuse_what_ifs,
     unrendered,
 )
+from llmlaunch.frameworks.classed_arguments import ClassedArguments
 from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, MODEL_FILE, REASONS, TRAINER_FILE, environment
 from llmlaunch.frameworks.deepspeed.bucket_sizes import bucket_elements, live_parameters
 from llmlaunch.frameworks.deepspeed.checked_settings import refuse_odd_settings, refuse_planned_settings
@@ -46,7 +47,6 @@ from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.frameworks.deepspeed.stated_zero import setting_rules, stated_settings
 from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
-from llmlaunch.frameworks.flag_classes import ClassedArguments
 from llmlaunch.frameworks.logs import any_script_lines, deepspeed_lines
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.recipe.types import Recipe

@@ -24,6 +24,7 @@ from llmlaunch.command_lines.recipe_draft import (
 from llmlaunch.command_lines.trainers import not_read
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.errors import NoVerdict, UserError
+from llmlaunch.frameworks.classed_arguments import UNKNOWN
 from llmlaunch.frameworks.deepspeed.hugging_face import (
     AXOLOTL,
     LENGTHS,
@@ -64,7 +65,6 @@ from llmlaunch.frameworks.deepspeed.read_config import (
 from llmlaunch.frameworks.deepspeed.settings import settings_of
 from llmlaunch.frameworks.deepspeed.trainer_source import as_trl_launches, configuration, is_trl, read_fsdp
 from llmlaunch.frameworks.deepspeed.trainer_table import RENDERED_AGAIN, trainer_group
-from llmlaunch.frameworks.flag_classes import UNKNOWN
 
 COMMANDS = {
     "axolotl": "src/axolotl/cli/train.py",

@@ -9,25 +9,21 @@ from dataclasses import replace
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Word, command_words, refuse_repeats
-from llmlaunch.frameworks.deepspeed.own_settings import own_leaves
-from llmlaunch.frameworks.deepspeed.scripts import kind_of
-from llmlaunch.frameworks.deepspeed.settings import setting_groups
-from llmlaunch.frameworks.deepspeed.trainer_table import is_of_named_trainers, shipped_groups, trainer_group
-from llmlaunch.frameworks.flag_classes import (
-    BY_WORD,
+from llmlaunch.frameworks.classed_arguments import (
     DECIDES,
     NEUTRAL,
-    NO_FLAG,
     OF_THE_SCRIPT,
     PRICED,
     UNKNOWN,
     ClassedArgument,
     ClassedArguments,
     FlagClass,
-    class_arguments,
-    flags_with_values,
-    group_of,
 )
+from llmlaunch.frameworks.deepspeed.own_settings import own_leaves
+from llmlaunch.frameworks.deepspeed.scripts import kind_of
+from llmlaunch.frameworks.deepspeed.settings import setting_groups
+from llmlaunch.frameworks.deepspeed.trainer_table import is_of_named_trainers, shipped_groups, trainer_group
+from llmlaunch.frameworks.flag_classes import BY_WORD, NO_FLAG, class_arguments, flags_with_values, group_of
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number

@@ -19,9 +19,9 @@ from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, assume_steps, wanted_value
 from llmlaunch.command_lines.trainers import model_options
 from llmlaunch.errors import NoVerdict
+from llmlaunch.frameworks.classed_arguments import NEUTRAL
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, DECAYS, LEAST, trainer_group
-from llmlaunch.frameworks.flag_classes import NEUTRAL
 from llmlaunch.rundir.files import parse_json
 from llmlaunch.rundir.foreign_values import whole_number_in
 from llmlaunch.rundir.values import number

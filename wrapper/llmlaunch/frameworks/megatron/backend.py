@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.argument import expands_segments
 from llmlaunch.frameworks.base import Rendered, Space, refuse_unmet, unrendered
-from llmlaunch.frameworks.flag_classes import NO_ARGUMENTS, ClassedArguments
+from llmlaunch.frameworks.classed_arguments import NO_ARGUMENTS, ClassedArguments
 from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES, MegatronOptions, megatron_facts
 from llmlaunch.frameworks.megatron.offered_techniques import state_techniques, step_techniques, usable_libraries
 from llmlaunch.frameworks.megatron.parser import NEWEST, rendered_version

@@ -13,7 +13,8 @@ from typing import Any
 from llmlaunch.command_lines.command import UnreadWords, is_unset
 from llmlaunch.documents.secrets import is_secret_variable, known_secret
 from llmlaunch.frameworks.argument import Argument, NodeVariable
-from llmlaunch.frameworks.flag_classes import NEUTRAL, group_of
+from llmlaunch.frameworks.classed_arguments import NEUTRAL
+from llmlaunch.frameworks.flag_classes import group_of
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
 from llmlaunch.frameworks.megatron.extra_arguments import megatron_groups
 from llmlaunch.frameworks.megatron.flags.row import HEADS, STAGES

@@ -16,8 +16,8 @@ from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, job_name
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.bridge.recipe_fields import bridge_arguments
+from llmlaunch.frameworks.classed_arguments import NEUTRAL
 from llmlaunch.frameworks.deepspeed.trainer_table import trainer_group
-from llmlaunch.frameworks.flag_classes import NEUTRAL
 from llmlaunch.frameworks.megatron.command_line import model_values, read_namespace
 from llmlaunch.frameworks.megatron.parser import NEWEST, core_parser
 from llmlaunch.frameworks.megatron.words import read_words
