@@ -40,7 +40,7 @@ from llmlaunch.frameworks.megatron import (
     muon,
     number_formats,
     pooled_rules,
-    sharding,
+    sharding_rules,
     versions,
     vision_rules,
 )
@@ -74,7 +74,7 @@ MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*expert_exchange.EXCHANGE_REQUIREMENTS, *expert_exchange.EXCHANGE_RULES, *megatron_techniques.OVERLAP_RULES),
     (*cuda_graphs.GRAPH_REQUIREMENTS, *cuda_graphs.GRAPH_RULES),
     (*fixed_rows.FIXED_ROW_REQUIREMENTS, *fixed_rows.FIXED_ROW_RULES),
-    (*sharding.SHARDING_REQUIREMENTS, *sharding.SHARDING_RULES),
+    (*sharding_rules.SHARDING_REQUIREMENTS, *sharding_rules.SHARDING_RULES),
     (*megatron_techniques.REQUIREMENTS, *megatron_techniques.TECHNIQUE_RULES),
     (*versions.version_requirements(), *versions.VERSION_RULES["0.16"]),
 )

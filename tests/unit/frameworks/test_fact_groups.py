@@ -10,7 +10,8 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.facts import ForeignFacts, HostFacts, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, resident_facts
-from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.sharding_facts import megatron_fsdp_facts
 from llmlaunch.frameworks.registry import backend_for
 from support.changed_facts import FACT_GROUPS, changed
 from support.recipes import recipe_of

@@ -36,6 +36,7 @@ PARAMETERS, FORMATS = "training.fp8_parameters=true", "training.optimizer={}"
 OWN, EVALUATION = "backend={name: deepspeed, script: train.py}", "training.evaluation={interval: 10, iterations: 2}"
 MODULES, DELAYED = "layout={offload_modules: [core_attn]}", "layout={delay_weight_gradients: true}"
 PART, WHOLE = "layout={offload_optimizer: 0.5}", "layout={offload_optimizer: 1.0}"
+SHARDED_WHOLE = "layout={zero_stage: 3, offload_optimizer: 1.0}"
 HIDDEN = "layout.overlap_expert_communication=true"
 
 ROWS = "token_dispatcher: flex, flex_backend: hybridep, expert_rank_capacity_factor: 1.5"
@@ -218,7 +219,7 @@ ASKED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("hidden-exchange-experts", MIXTURE, (HIDDEN,), replace(EXCHANGING, expert=1), EXCHANGING),
     ("hidden-exchange-no-full", MIXTURE, (HIDDEN,), replace(EXCHANGING, recompute=RECOMPUTE_FULL), EXCHANGING),
     ("hidden-exchange-interleaved", MIXTURE, (HIDDEN,), replace(EXCHANGING, pipeline=4, data=16), EXCHANGING),
-    ("sharded-optimizer-stays", DENSE, ("layout.zero_stage=3", WHOLE), FSDP, replace(FSDP, zero_stage=1)),
+    ("sharded-optimizer-stays", DENSE, (SHARDED_WHOLE,), FSDP, replace(FSDP, zero_stage=1)),
     ("fp8-parameters-distributed", BIG, (HOPPER, TENSORWISE, PARAMETERS), replace(STAGES, zero_stage=0), STAGES),
     ("optimizer-formats-distributed", BIG, (HOPPER, FORMATS), replace(STAGES, zero_stage=0), STAGES),
     ("narrow-sizes", BIG, (HOPPER, "model.ffn_hidden_size=28736", TENSORWISE), replace(REPLICATED, zero_stage=1), GPUS),

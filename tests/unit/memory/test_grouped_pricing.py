@@ -14,7 +14,8 @@ from shapes import CORRECTIONS, LLAMA3_8B, SHAPES, any_layouts
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
-from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.sharding_facts import megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.grouped_pricing import (

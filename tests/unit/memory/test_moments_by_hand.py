@@ -15,7 +15,8 @@ from llmlaunch.effects.recompute import recomputed_layer
 from llmlaunch.facts import Gathering, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
-from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.sharding_facts import megatron_fsdp_facts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer

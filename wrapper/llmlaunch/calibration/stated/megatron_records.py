@@ -11,7 +11,8 @@ from llmlaunch.calibration.stated.completion import is_bridge_benchmark
 from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.framework_version import minor
-from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts, megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
+from llmlaunch.frameworks.megatron.sharding_facts import megatron_fsdp_facts
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.requests import OptimizerInstances
 from llmlaunch.techniques.switches import FULL_ITERATION, TensorOverlap

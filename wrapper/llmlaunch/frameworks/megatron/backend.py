@@ -10,7 +10,7 @@ from llmlaunch.frameworks.megatron.facts import FUSED_LOSSES, MegatronOptions, m
 from llmlaunch.frameworks.megatron.offered_techniques import state_techniques, step_techniques, usable_libraries
 from llmlaunch.frameworks.megatron.parser import NEWEST, rendered_version
 from llmlaunch.frameworks.megatron.rules import requirements_for, rules_for
-from llmlaunch.frameworks.megatron.sharding import asks_for_sharding, sharding_facts
+from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layout import Layout, Rule
 from llmlaunch.recipe.types import Recipe
 
@@ -51,7 +51,11 @@ class MegatronLM:
 
     def facts(self, recipe: Recipe) -> MemoryFacts:
         options = _options(recipe)
-        return sharding_facts(recipe, options) if asks_for_sharding(recipe) else megatron_facts(options)
+        if not asks_for_sharding(recipe):
+            return megatron_facts(options)
+        from llmlaunch.frameworks.megatron.sharding_facts import sharding_facts
+
+        return sharding_facts(recipe, options)
 
     def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
         """Raises UserError where one contradicts the plan."""

@@ -9,7 +9,6 @@ from itertools import product
 from typing import Any
 
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
-from llmlaunch.frameworks.megatron.cuda_graphs import graph_scopes
 from llmlaunch.frameworks.megatron.sharding import asks_for_sharding, sharding_techniques
 from llmlaunch.frameworks.megatron.techniques import DEFAULT_MODULES
 from llmlaunch.layers.mlp import Mlp
@@ -92,7 +91,7 @@ def _switch_kinds(recipe: Recipe) -> Iterator[list[Switches]]:
     if recipe.model.moe is not None:
         yield [off, *({"token_dispatcher": "flex", "flex_backend": library} for library in flex_backends(recipe)[:1])]
         yield _overlapped(recipe.model)
-    if recipe.model.moe is not None or recipe.model.hidden_size <= NARROW:
+    if searches_graphs(recipe):
         yield [off, *({"cuda_graphs": scopes} for scopes in _graphed(recipe))]
 
 
@@ -128,9 +127,16 @@ def usable_libraries(recipe: Recipe) -> list[str]:
     return [*deepep, "hybridep"] if capability >= HOPPER else deepep
 
 
+def searches_graphs(recipe: Recipe) -> bool:
+    """Return whether a search tries CUDA graphs: where the device may wait for the host to launch kernels."""
+    return recipe.model.moe is not None or recipe.model.hidden_size <= NARROW
+
+
 def _graphed(recipe: Recipe) -> list[tuple[str, ...]]:
     """Return the most that graphs capture without switching off the look for losses that are no numbers, which a graph
     of the whole iteration needs."""
+    from llmlaunch.frameworks.megatron.cuda_graphs import graph_scopes
+
     return [scopes for scopes in graph_scopes(recipe) if scopes != (FULL_ITERATION,)][-1:]
 
 

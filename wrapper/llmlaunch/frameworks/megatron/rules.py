@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from llmlaunch.columns import BoolColumn
 from llmlaunch.frameworks.base import Requirement, implies
 from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
-from llmlaunch.frameworks.megatron import cuda_graphs, model_rules, sharding, techniques
+from llmlaunch.frameworks.megatron import model_rules, techniques
 from llmlaunch.frameworks.megatron.model_rules import asks_for_mixture
+from llmlaunch.frameworks.megatron.offered_techniques import searches_graphs
 from llmlaunch.frameworks.megatron.parser import NEWEST, rendered_version
+from llmlaunch.frameworks.megatron.sharding import asks_for_sharding
 from llmlaunch.layers.mlp import Mlp
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Rule, Situation
@@ -108,7 +110,7 @@ def unknown_beside_heads(recipe: Recipe) -> bool:
     """Whether a recipe has what was not tried with prediction heads on a stage before that of the loss."""
     used = recipe.techniques
     beside = used.overlaps_experts or used.cuda_graphs or used.adapters or used.trained_layers or used.what_ifs
-    return bool(beside) or sharding.asks_for_sharding(recipe) or recipe.model.residual_streams > 1
+    return bool(beside) or asks_for_sharding(recipe) or recipe.model.residual_streams > 1
 
 
 STAGE_REQUIREMENTS: tuple[Requirement, ...] = (
@@ -340,6 +342,23 @@ def _of_hybrids(recipe: Recipe | None) -> Rules:
     return HYBRID_REQUIREMENTS, HYBRID_RULES
 
 
+def _of_sharding(recipe: Recipe | None) -> Rules:
+    """Return what Megatron-FSDP may break, which no search turns on by itself."""
+    if recipe is not None and not asks_for_sharding(recipe):
+        return NONE
+    from llmlaunch.frameworks.megatron.sharding_rules import SHARDING_REQUIREMENTS, SHARDING_RULES
+
+    return SHARDING_REQUIREMENTS, SHARDING_RULES
+
+
+def _of_graphs(recipe: Recipe | None) -> Rules:
+    if recipe is not None and not recipe.techniques.cuda_graphs and not searches_graphs(recipe):
+        return NONE
+    from llmlaunch.frameworks.megatron.cuda_graphs import GRAPH_REQUIREMENTS, GRAPH_RULES
+
+    return GRAPH_REQUIREMENTS, GRAPH_RULES
+
+
 def _of_fixed_rows(recipe: Recipe | None) -> Rules:
     if recipe is not None and not asks_for_mixture(recipe):
         return NONE
@@ -386,9 +405,9 @@ def requirements_for(recipe: Recipe | None = None) -> tuple[Requirement, ...]:
         *STAGE_REQUIREMENTS,
         *_of_hybrids(recipe)[0],
         *techniques.REQUIREMENTS,
-        *sharding.SHARDING_REQUIREMENTS,
+        *_of_sharding(recipe)[0],
         *_of_exchange(recipe)[0],
-        *cuda_graphs.GRAPH_REQUIREMENTS,
+        *_of_graphs(recipe)[0],
         *_of_checkpoints(recipe)[0],
         *_of_versions(recipe)[0],
         *_of_fixed_rows(recipe)[0],
@@ -409,9 +428,9 @@ def _rules(recipe: Recipe | None = None) -> tuple[Rule, ...]:
         *techniques.TECHNIQUE_RULES,
         *_of_exchange(recipe)[1],
         *_of_fixed_rows(recipe)[1],
-        *sharding.SHARDING_RULES,
+        *_of_sharding(recipe)[1],
         *techniques.OVERLAP_RULES,
-        *cuda_graphs.GRAPH_RULES,
+        *_of_graphs(recipe)[1],
         *_of_numbers(recipe)[1],
     )
 
