@@ -9,7 +9,8 @@ import pytest
 
 from llmlaunch.accuracy.coverage import comparable_runs, coverage
 from llmlaunch.accuracy.scoring import score_all
-from llmlaunch.calibration.lessons import RatioBound, RunClass, ratio_bound
+from llmlaunch.calibration.comparable_runs import RunClass, ratio_bound
+from llmlaunch.calibration.lessons import RatioBound
 from llmlaunch.calibration.peaks import scores_of_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.memory.job import NO_CORRECTION

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
+from llmlaunch.calibration.comparable_runs import RunClass, support_of
 from llmlaunch.calibration.evidence import Score
-from llmlaunch.calibration.lessons import NO_LESSONS, Lessons, RunClass, support_of
+from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.refusal import explain_unsafe

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.app.evidence import stored_calibration
 from llmlaunch.app.planned_run import plan_loaded
+from llmlaunch.app.stored_evidence import stored_calibration
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.store.calibrations import calibrate, in_use, use, uses

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmlaunch.app.evidence import Notify, ignore
+from llmlaunch.app.messages import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.app.variants import excess
 from llmlaunch.cluster.load import load_cluster

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from llmlaunch.app.evidence import stored_calibration
+from llmlaunch.app.stored_evidence import stored_calibration
 from llmlaunch.calibration.calibrations import Calibration
 from llmlaunch.calibration.records import accelerator_of, table_of
 from llmlaunch.cluster.profile import Cluster

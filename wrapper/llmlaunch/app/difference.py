@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmlaunch import __version__
-from llmlaunch.app.evidence import Notify, ignore
+from llmlaunch.app.messages import Notify, ignore
 from llmlaunch.app.planned_run import plan
 from llmlaunch.app.run_lookup import directory_of
 from llmlaunch.documents.secrets import is_secret_variable, secret_in

@@ -1,53 +1,19 @@
-"""What the store's measured runs and rehearsals say of a recipe's plans: margin, correction, support, earlier peaks."""
+"""What measured runs and rehearsals say of a recipe's plans: nothing before a first run, else what the store holds
+(`stored_evidence.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llmlaunch.calibration.evidence import BOUNDING, EvidenceRun, job_class, own_runs
-from llmlaunch.calibration.lessons import (
-    RESIDENT,
-    Lessons,
-    RunClass,
-    Support,
-    mark_outdated,
-    no_support,
-    ratio_bound,
-    support_of,
-    trusted_correction,
-)
-from llmlaunch.calibration.machines import time_class
-from llmlaunch.calibration.margins import DEFAULT_RISK
+from llmlaunch.app.messages import Notify
+from llmlaunch.calibration.lessons import Lessons, unmeasured_support
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.recorded import TABLES
-from llmlaunch.frameworks.registry import recorded_name
-from llmlaunch.memory.job import Correction
-from llmlaunch.models.shape import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
-from llmlaunch.store.location import DamagedStore, StoreInUse, existing_store, short_wait_seconds, stored_json
+from llmlaunch.store.location import existing_store
 
 if TYPE_CHECKING:
-    from llmlaunch.app.measured_plans import OwnRuns
-    from llmlaunch.calibration.calibrations import Calibration
-    from llmlaunch.calibration.evidence import Score
-    from llmlaunch.calibration.lessons import RatioBound, Rehearsal
     from llmlaunch.planner.setting import Setting
     from llmlaunch.store.history import PastRun
-    from llmlaunch.timing.correction import TimeCorrection
-
-
-Notify = Callable[[str], None]
-"""Called with one line for a person: a warning ("warning: ..."), or what was done on the way."""
-
-
-class DamagedCalibration(UserError):
-    """The store holds a calibration that cannot be read."""
-
-
-def ignore(message: str) -> None:
-    """Drop a message."""
 
 
 def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
@@ -57,269 +23,37 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
     Raises:
         UserError: the calibration that the recipe names does not exist, or is of another backend or accelerator.
     """
-    memory, place = _lessons_of_memory(recipe, notify), existing_store()
-    times = _time_calibration(recipe, notify)
-    lessons = memory if times is None else replace(memory, time=times.correction, time_error=times.after.mape)
-    if recipe.memory.calibration == NO_CALIBRATION or place is None:
-        return lessons
-    from llmlaunch.store.reading import stop_rate
+    asked = recipe.memory.risk is not None or recipe.memory.calibration not in (IN_USE, NO_CALIBRATION)
+    if not asked and not _has_store():
+        return Lessons(support=unmeasured_support(recipe))
+    from llmlaunch.app.stored_evidence import stored_lessons
 
-    try:
-        return replace(lessons, stops=stop_rate(place, recipe.cluster.accelerator.name))
-    except UserError as failure:
-        notify(f"warning: measured runs are not used: {failure}")
-        return lessons
-
-
-def _time_calibration(recipe: Recipe, notify: Notify) -> Calibration[TimeCorrection] | None:
-    """Return the calibration in use for step times of the recipe's class of jobs. One that was learned for other
-    formulas is not used: it would correct what is not wrong any more."""
-    if recipe.memory.calibration == NO_CALIBRATION:
-        return None
-    job = job_class(recipe)
-    key = time_class(job.backend, job.mixture, recipe.cluster).key
-    try:
-        calibration = stored_calibration(*key)
-    except DamagedCalibration as failure:
-        notify(f"warning: step times are not corrected: {failure}")
-        return None
-    except UserError:  # what is wrong with the store was said of memory's
-        return None
-    if calibration is not None and calibration.outdated:
-        notify(
-            f"warning: calibration {calibration.id} of step times was made for an earlier version of the formula, and "
-            "is not used: `llmlaunch calibrate`"
-        )
-        return None
-    return calibration
-
-
-def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
-    """Return what measured runs say of the memory of the recipe's plans.
-
-    Predictions are corrected by the calibration that the recipe names, or by the one in use. Without a calibration
-    nothing is corrected, and the risk is bounded by all comparable runs in the store. A store that cannot be read is
-    one warning, and the shipped runs decide.
-
-    Raises:
-        UserError: the calibration that the recipe names does not exist, or is of another backend or accelerator.
-    """
-    backend, question, risk = job_class(recipe).backend, _question(recipe), _risk(recipe)
-    calibration = _calibration(recipe, backend, notify)
-    if calibration is not None:
-        support = support_of(calibration.scores, question, calibration.id, risk)
-        if calibration.outdated:
-            return _lessons_of_outdated(calibration, support, recipe, notify)
-        bound = None if risk is None else ratio_bound(calibration.scores, question, risk, calibration.id)
-        own_runs = _own_runs(calibration.scores, recipe)
-        return Lessons(bound, trusted_correction(calibration.correction, support), support, own_runs)
-    measured = _has_runs(backend, notify)
-    if risk is None or (recipe.memory.risk is None and not measured):
-        framework = recipe.backend.framework
-        reason = (
-            f"no measured run of {framework} on {question.accelerator} yet. After your first run: llmlaunch collect"
-        )
-        if measured:
-            reason = (
-                f"no calibration is in use for {backend} on {question.accelerator}. To learn one: llmlaunch calibrate"
-            )
-        if recipe.memory.calibration == NO_CALIBRATION:
-            reason = "the recipe takes no calibration"
-        return Lessons(support=no_support(question, reason))
-    scores = _scores_in_store(backend, question.accelerator, notify)
-    support = support_of(scores, question, risk=risk)
-    return Lessons(ratio_bound(scores, question, risk), support=support, own_runs=_own_runs(scores, recipe))
-
-
-def _risk(recipe: Recipe) -> float | None:
-    """Return the risk at which measured runs bound the recipe's plans; None where they do not."""
-    if recipe.memory.risk is not None or recipe.cluster.accelerator.kind == "cpu" or not recipe.memory.by_runs:
-        return recipe.memory.risk
-    return DEFAULT_RISK
-
-
-def _has_runs(backend: str, notify: Notify) -> bool:
-    place = existing_store()
-    if place is None:
-        return False
-    from llmlaunch.store.reading import has_measurements
-
-    try:
-        return has_measurements(place, [name for name, table in TABLES.items() if table == backend])
-    except UserError as failure:
-        notify(f"warning: measured runs are not used: {failure}")
-        return False
-
-
-def _own_runs(scores: Sequence[Score], recipe: Recipe) -> tuple[EvidenceRun, ...]:
-    """Return runs of the store in the form of the shipped ones, by their scores."""
-    job, card = job_class(recipe), recipe.cluster.accelerator.memory_bytes
-    return own_runs([score for score in scores if score.kind in BOUNDING], job, card)
-
-
-def _lessons_of_outdated(
-    calibration: Calibration[Correction], support: Support, recipe: Recipe, notify: Notify
-) -> Lessons:
-    """The scores of an outdated calibration are of predictions that are not made any more, so they bound none. Runs
-    priced anew do: what is added to their predictions only makes the bound safer."""
-    notify(
-        f"warning: calibration {calibration.id} was made for an earlier version of the formula: `llmlaunch calibrate`"
-    )
-    question, risk = _question(recipe), _risk(recipe)
-    bound: RatioBound | None = None
-    runs: tuple[EvidenceRun, ...] = ()
-    support = mark_outdated(support)
-    if risk is not None:
-        scores = _scores_in_store(calibration.backend, question.accelerator, notify)
-        bound, runs = ratio_bound(scores, question, risk), _own_runs(scores, recipe)
-    return Lessons(bound, trusted_correction(calibration.correction, support), support, runs)
-
-
-def _question(recipe: Recipe) -> RunClass:
-    accelerator = recipe.cluster.accelerator
-    kinds = RESIDENT if accelerator.kind == "cpu" else BOUNDING
-    return RunClass(accelerator.name, kind_of(recipe.model), recipe.backend.runs_version, kinds)
-
-
-def _calibration(recipe: Recipe, backend: str, notify: Notify) -> Calibration[Correction] | None:
-    name, accelerator = recipe.memory.calibration, recipe.cluster.accelerator.name
-    if name == NO_CALIBRATION:
-        return None
-    if name == IN_USE:
-        try:
-            return stored_calibration(backend, accelerator)
-        except UserError as failure:
-            notify(f"warning: measured runs are not used: {failure}")
-            return None
-    calibration = stored_calibration(backend, accelerator, name)
-    place = f"{recipe.path}: memory.calibration: {name}"
-    if calibration is None:
-        raise UserError(f"{place}: the store holds no such calibration; `llmlaunch calibrate list` shows all of them")
-    if (calibration.backend, calibration.accelerator) != (backend, accelerator):
-        raise UserError(
-            f"{place} is of {calibration.backend} on {calibration.accelerator}; this recipe runs {backend} on "
-            f"{accelerator}"
-        )
-    return calibration
-
-
-def stored_calibration(backend: str, accelerator: str, calibration_id: str | None = None) -> Calibration[Any] | None:
-    """Return the calibration of that id, or the one in use for `backend` (a value of TABLES) on
-    `accelerator`, or None.
-
-    Raises:
-        UserError: the store cannot be read.
-    """
-    place = existing_store()
-    if place is None:
-        return None
-
-    from llmlaunch.store import reading
-
-    try:
-        return reading.stored_calibration(place, backend, accelerator, calibration_id)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedCalibration(
-            f"store {place.shown}: a calibration of {backend} on {accelerator} is damaged: {error}"
-        ) from None
-
-
-def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence[Score]:
-    """Price all runs in the store anew; finished runs are collected first."""
-    place = existing_store()
-    if place is None:
-        return []
-    from llmlaunch.calibration.peaks import scores_of_records
-    from llmlaunch.cluster.cards import machines
-    from llmlaunch.store.collect import open_collected
-    from llmlaunch.store.measurements import contents
-
-    try:
-        with open_collected(notify, short_wait_seconds(place)) as store:
-            records = [stored_json(text) for text in reversed(contents(store))]
-    except UserError as failure:
-        notify(f"warning: measured runs are not used: {failure}")
-        return []
-    return scores_of_records(records, machines(), backend, accelerator)
-
-
-def _warn(notify: Notify, what: str, failure: UserError) -> None:
-    """Say that evidence is left out. A store that nothing can be read of is one warning, however often it is asked."""
-    unreadable = isinstance(failure, (StoreInUse, DamagedStore))
-    notify(f"warning: {'measured runs are not used' if unreadable else what}: {failure}")
+    return stored_lessons(recipe, notify)
 
 
 def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
     """Return the setting with what runs of this very job, and rehearsals, showed of its own layouts, a run before a
     rehearsal; unchanged where the recipe takes no calibration. A store that cannot be read is one warning."""
-    if setting.recipe.memory.calibration == NO_CALIBRATION:
+    if setting.recipe.memory.calibration == NO_CALIBRATION or not _has_store():
         return setting
-    try:
-        runs = _own_runs_of(setting, notify)
-        rehearsals = (*(() if runs is None else runs.rehearsals), *_rehearsed_layouts(setting))
-    except UserError as failure:
-        _warn(notify, "earlier runs of this job, and rehearsals are not used", failure)
-        return setting
-    lessons = replace(setting.lessons, rehearsals=rehearsals) if rehearsals else setting.lessons
-    if runs is None or not runs.steps:
-        return setting if lessons is setting.lessons else replace(setting, lessons=lessons)
-    time = replace(lessons.time, job_factor=runs.job_factor)
-    return setting.with_lessons(
-        replace(lessons, time=time, measured_steps=runs.steps, shared_factor=runs.shared_factor)
-    )
+    from llmlaunch.app.stored_evidence import with_stored_layouts
 
-
-def _own_runs_of(setting: Setting, notify: Notify) -> OwnRuns | None:
-    recipe, place = setting.recipe, existing_store()
-    if place is None:
-        return None
-    from llmlaunch.store.reading import has_runs_of
-
-    if not has_runs_of(place, recipe.digest, recipe.name):
-        return None
-    from llmlaunch.app.measured_plans import own_runs_of
-    from llmlaunch.store.collect import open_collected
-    from llmlaunch.store.history import measured_attempts
-
-    with open_collected(notify, short_wait_seconds(place)) as store:
-        attempts = measured_attempts(store, recipe.digest, recipe.name)
-    return own_runs_of(attempts, setting)
-
-
-def _rehearsed_layouts(setting: Setting) -> tuple[Rehearsal, ...]:
-    contents = _rehearsal_records(recorded_name(setting.recipe))
-    if not contents:
-        return ()
-    from llmlaunch.rehearsal.earlier import rehearsals_of
-
-    return rehearsals_of([stored_json(text) for text in contents], setting)
-
-
-def _rehearsal_records(backend: str) -> Sequence[str]:
-    place = existing_store()
-    if place is None:
-        return []
-    from llmlaunch.store.reading import rehearsal_texts
-
-    return rehearsal_texts(place, backend)
+    return with_stored_layouts(setting, notify)
 
 
 def last_true_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
     """Return the last measured run of this recipe, or of another version of it; None where there is none. The store is
     opened only where it has such a run; one that cannot be read is a warning."""
-    place = existing_store()
-    if place is None:
+    if not _has_store():
         return None
-    from llmlaunch.store.reading import has_runs_of
+    from llmlaunch.app.stored_evidence import stored_peaks
 
+    return stored_peaks(recipe, notify)
+
+
+def _has_store() -> bool:
+    """Return whether the store is to be read; a variable that names none is refused where it is read."""
     try:
-        if not has_runs_of(place, recipe.digest, recipe.name):
-            return None
-        from llmlaunch.store import history
-        from llmlaunch.store.collect import open_collected
-
-        with open_collected(notify, short_wait_seconds(place)) as store:
-            return history.last_true_peaks(store, recipe.digest, recipe.name)
-    except UserError as failure:
-        _warn(notify, "earlier runs are not shown", failure)
-        return None
+        return existing_store() is not None
+    except UserError:
+        return True

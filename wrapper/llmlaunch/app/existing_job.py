@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.app.evidence import Notify, ignore
+from llmlaunch.app.messages import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.command_lines.command import LaunchProblem, StandIn, TrainerCommand, Undecided

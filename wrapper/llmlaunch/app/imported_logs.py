@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from llmlaunch.app.evidence import Notify
+from llmlaunch.app.messages import Notify
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.command_lines.trainers import MEGATRON_DEEPSPEED

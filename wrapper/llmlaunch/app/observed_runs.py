@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from llmlaunch.app.evidence import Notify
+from llmlaunch.app.messages import Notify
 from llmlaunch.app.planned_run import PlannedRun, plan_loaded
 from llmlaunch.cluster.cards import accelerator_of_card, machines
 from llmlaunch.cluster.load import profile_names

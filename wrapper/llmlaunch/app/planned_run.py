@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.app.evidence import Notify, ignore, lessons_of, with_own_layouts
+from llmlaunch.app.evidence import lessons_of, with_own_layouts
+from llmlaunch.app.messages import Notify, ignore
 from llmlaunch.documents.yaml_strict import STANDARD_INPUT_NAME
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import NO_PROGRAM, Backend, Rendered

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.app.evidence import Notify
+from llmlaunch.app.messages import Notify
 from llmlaunch.app.planned_run import PlannedRun
 from llmlaunch.app.submission import default_directory
 from llmlaunch.errors import UserError

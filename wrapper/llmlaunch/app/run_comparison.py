@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from llmlaunch.app.evidence import Notify
+from llmlaunch.app.messages import Notify
 from llmlaunch.errors import UserError
 
 MOST_STORED = 1000  # other runs, the newest

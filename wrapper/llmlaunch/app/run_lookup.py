@@ -15,7 +15,7 @@ from llmlaunch.rundir.values import to_type
 from llmlaunch.user_data import with_home
 
 if TYPE_CHECKING:
-    from llmlaunch.app.evidence import Notify
+    from llmlaunch.app.messages import Notify
 
 
 _FILES_OF_A_RUN = (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.app.evidence import Notify
+from llmlaunch.app.messages import Notify
 from llmlaunch.app.run_comparison import MEASURED_KINDS, compared, stored_peaks
 from llmlaunch.app.run_lookup import note_ends, submission_in
 from llmlaunch.app.run_series import Point, StepTrace, memory_trace, step_trace, thinned

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmlaunch.app.evidence import Notify
+from llmlaunch.app.messages import Notify
 from llmlaunch.app.planned_run import lock_path
 from llmlaunch.app.variants import Variant
 from llmlaunch.documents.secrets import holds_secret, refuse_secrets

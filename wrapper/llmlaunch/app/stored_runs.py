@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.app.evidence import Notify, ignore
+from llmlaunch.app.messages import Notify, ignore
 from llmlaunch.app.run_lookup import note_ends
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES

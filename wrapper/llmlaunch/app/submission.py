@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.app.evidence import Notify, ignore
+from llmlaunch.app.messages import Notify, ignore
 from llmlaunch.app.planned_run import PlannedRun, plan, plan_loaded
 from llmlaunch.app.run_lookup import note_ends, submission_in
 from llmlaunch.app.variants import SweepOptions, Variant, warn_of_memory

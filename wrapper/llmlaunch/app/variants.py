@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmlaunch.app.evidence import Notify
+from llmlaunch.app.messages import Notify
 from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.errors import UserError
 from llmlaunch.progress import counting
