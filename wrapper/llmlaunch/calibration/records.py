@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from llmlaunch.cluster.profile import Cluster
+from llmlaunch.documents.literals import is_deeper_than
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.recorded import TABLES
-from llmlaunch.rundir.foreign_values import MOST_WHOLE, is_deeper_than, number_in
+from llmlaunch.rundir.foreign_values import MOST_WHOLE, number_in
 from llmlaunch.rundir.regular_files import read_bytes
 from llmlaunch.rundir.values import shortened, to_type
 

@@ -7,8 +7,8 @@ import math
 from collections import Counter
 from typing import Any, NoReturn
 
+from llmlaunch.documents.literals import is_deeper_than
 from llmlaunch.errors import UserError
-from llmlaunch.rundir.foreign_values import is_deeper_than
 from llmlaunch.rundir.values import shortened
 
 MOST_DIGITS = 300  # of a whole number: more is no finite fraction, which whatever computes with it would make

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.command_lines.training_log import LogCollector, LoggedPeak
-from llmlaunch.rundir.foreign_values import literal_in, number_in
+from llmlaunch.documents.literals import literal_in
+from llmlaunch.rundir.foreign_values import number_in
 from llmlaunch.rundir.values import count_above_zero, number, objects_in
 from llmlaunch.units import MIB
 

@@ -12,8 +12,9 @@ import math
 import re
 
 from llmlaunch.command_lines.training_log import LogCollector, LoggedPeak
+from llmlaunch.documents.literals import UNREADABLE, literal_in
 from llmlaunch.frameworks.logs import megatron_lines
-from llmlaunch.rundir.foreign_values import UNREADABLE, literal_in, number_in, whole_number_in
+from llmlaunch.rundir.foreign_values import number_in, whole_number_in
 from llmlaunch.rundir.step_lines import StepLines
 from llmlaunch.units import GB, MIB
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
 from llmlaunch.command_lines.command import UnreadWords, is_optional, is_unset, option_values
+from llmlaunch.documents.literals import literal_in
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, ParserFlag, core_parser
-from llmlaunch.rundir.foreign_values import literal_in
 
 Value = object
 Values = Mapping[str, Value]
