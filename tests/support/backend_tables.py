@@ -16,7 +16,7 @@ from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
 from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.families.registry import all_families, family_names
-from llmlaunch.frameworks.base import Requirement
+from llmlaunch.frameworks.base import MACHINE_REQUIREMENTS, Requirement
 from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
 from llmlaunch.frameworks.classed_arguments import EITHER
@@ -28,7 +28,6 @@ from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, shipped_groups, trainer_groups
 from llmlaunch.frameworks.flag_classes import FlagGroup, group_of
-from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron import (
     checkpoint_rules,
     cuda_graphs,

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.base import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.bridge.rules import BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.frameworks.deepspeed.rules import RULES as DEEPSPEED_RULES
 from llmlaunch.frameworks.deepspeed.scripts import HUGGING_FACE_RULES, PIPELINE_RULES
-from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.megatron.cuda_graphs import GRAPH_RULES
 from llmlaunch.frameworks.megatron.mixture_rules import MIXTURE_REQUIREMENTS
 from llmlaunch.frameworks.megatron.model_rules import MODEL_REQUIREMENTS

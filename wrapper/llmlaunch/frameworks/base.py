@@ -170,6 +170,20 @@ class Requirement:
     priced: bool = False
 
 
+MACHINE_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
+        "no-rocm",
+        "cluster.accelerator",
+        "no job of llmlaunch has run on an AMD GPU: memory and time are formulas alone, with the workspace of Hopper, "
+        "and jobs, monitor and environment are written for CUDA; launch with an NVIDIA accelerator",
+        "node.pyz reads NVML, which ROCm does not have",
+        lambda r: r.cluster.accelerator.platform == "rocm",
+        priced=True,
+    ),
+)
+"""Machines that are priced, and for which no job is written, whatever the backend."""
+
+
 def implies(condition: BoolColumn | bool, consequence: BoolColumn | bool) -> BoolColumn:
     """Return True for each layout where `condition` does not hold, or `consequence` does: how a rule with a premise
     is written over the columns of all layouts."""

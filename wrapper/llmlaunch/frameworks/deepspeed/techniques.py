@@ -12,9 +12,15 @@ import numpy as np
 
 from llmlaunch.families.registry import family_named
 from llmlaunch.frameworks.argument import Argument, argument, optional
-from llmlaunch.frameworks.base import Requirement, implies, of_techniques, parts_fused_modules, pinned_least
+from llmlaunch.frameworks.base import (
+    MACHINE_REQUIREMENTS,
+    Requirement,
+    implies,
+    of_techniques,
+    parts_fused_modules,
+    pinned_least,
+)
 from llmlaunch.frameworks.deepspeed.number_formats import FORMAT_REQUIREMENTS
-from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
 from llmlaunch.layers.mamba import Mamba2
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, Layout, Rule

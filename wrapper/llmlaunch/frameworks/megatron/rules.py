@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.columns import BoolColumn
-from llmlaunch.frameworks.base import Requirement, implies
-from llmlaunch.frameworks.machines import MACHINE_REQUIREMENTS
+from llmlaunch.frameworks.base import MACHINE_REQUIREMENTS, Requirement, implies
 from llmlaunch.frameworks.megatron import model_rules, techniques
 from llmlaunch.frameworks.megatron.model_rules import asks_for_mixture
 from llmlaunch.frameworks.megatron.offered_techniques import searches_graphs
