@@ -84,3 +84,10 @@ def test_a_recipe_imports_nothing_that_reads_scripts() -> None:
     rooms = {path.relative_to(PACKAGE).parts[0] for path in imported(str(asset("recipes", "llama3-8b.yaml")))}
     assert "planner" in rooms
     assert not rooms & {"command_lines", "imports"}
+
+
+def test_a_recipe_whose_arguments_cannot_be_refused_imports_no_table_of_flags() -> None:
+    flags = PACKAGE / "frameworks" / "megatron" / "flags"
+    recipe = str(asset("recipes", "llama3-8b.yaml"))
+    assert not any(flags in path.parents for path in imported(recipe))
+    assert flags / "table.py" in imported(recipe, "environment={NCCL_DEBUG: WARN}")
