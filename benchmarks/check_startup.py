@@ -42,7 +42,7 @@ def seconds(command: list[str]) -> tuple[float, float]:
 # one process apart, so that this one imports nothing of it
 CALIBRATED = """
 from llmlaunch.calibration.calibrations import MEMORY, Calibration, Errors, TrainingData
-from llmlaunch.calibration.evidence import Score
+from llmlaunch.calibration.ratios import Score
 from llmlaunch.calibration.calibrations import estimator_digest
 from llmlaunch.memory.job import Correction
 from llmlaunch.store.calibrations import put, use

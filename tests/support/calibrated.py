@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from llmlaunch.calibration.calibrations import MEMORY, Calibration, Errors, TrainingData, estimator_digest
-from llmlaunch.calibration.evidence import Score
+from llmlaunch.calibration.ratios import Score
 from llmlaunch.memory.job import Correction
 
 NO_ERRORS = Errors(0.0, 0.0, 0.0, 0.0, ())

@@ -11,20 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.calibration import evidence
-from llmlaunch.calibration.evidence import (
-    DEATH,
-    DIED,
-    FITTED,
-    LIVED,
-    TABLE,
-    EvidenceRun,
-    JobClass,
-    Score,
-    own_runs,
-    shipped_runs,
-    unit_bytes,
-)
+from llmlaunch.calibration.evidence import DIED, FITTED, LIVED, TABLE, EvidenceRun, JobClass, shipped_runs, unit_bytes
 from llmlaunch.calibration.margins import Margin, margin_by_evidence
+from llmlaunch.calibration.ratios import DEATH, Score, own_runs
 from llmlaunch.units import GIB
 from support.evidence_table import evidence_table
 

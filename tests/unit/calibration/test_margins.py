@@ -12,16 +12,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmlaunch.calibration import evidence
-from llmlaunch.calibration.evidence import (
-    DEATH,
-    Bound,
-    Score,
-    leave_one_out_bounds,
-    no_bound_sentence,
-    runs_needed,
-    upper_ratio,
-)
+from llmlaunch.calibration import ratios
+from llmlaunch.calibration.evidence import no_bound_sentence, runs_needed
+from llmlaunch.calibration.ratios import DEATH, Bound, Score, leave_one_out_bounds, upper_ratio
 
 RISKS = st.sampled_from([0.5, 0.3, 0.25, 0.2, 0.1, 0.05])
 LIVED = st.floats(0.2, 5.0, allow_nan=False)
@@ -97,7 +90,7 @@ def test_no_bound_is_said_with_its_numbers() -> None:
 
 
 def bound_at(risk: float, runs: Sequence[tuple[float, float | None]]) -> Bound:
-    return evidence.bound_at(risk, [Score(ratio, "device", "dense gated", None, share) for ratio, share in runs])
+    return ratios.bound_at(risk, [Score(ratio, "device", "dense gated", None, share) for ratio, share in runs])
 
 
 def test_the_worse_bound_counts_where_enough_runs_are_near_the_limit() -> None:

@@ -6,8 +6,8 @@ import re
 from itertools import pairwise
 
 from llmlaunch.calibration.comparable_runs import RunClass, support_of
-from llmlaunch.calibration.evidence import Score
 from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
+from llmlaunch.calibration.ratios import Score
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.refusal import explain_unsafe

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.calibration.calibrations import Calibration, Errors, calibration_id, calibration_of_json
-from llmlaunch.calibration.evidence import DEATH, Bound, Score
+from llmlaunch.calibration.ratios import DEATH, Bound, Score
 from llmlaunch.errors import UserError
 from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
 from llmlaunch.store.database import Store

@@ -19,18 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.accuracy.scoring import ScoredRecord
-from llmlaunch.calibration.evidence import (
-    BOUNDING,
-    DEATH,
-    FUJII_SHARE,
-    NEAR,
-    RISKS,
-    Score,
-    leave_one_out_bounds,
-    no_bound_sentence,
-    runs_needed,
-    upper_ratio,
-)
+from llmlaunch.calibration.evidence import FUJII_SHARE, no_bound_sentence, runs_needed
+from llmlaunch.calibration.ratios import BOUNDING, DEATH, NEAR, RISKS, Score, leave_one_out_bounds, upper_ratio
 from llmlaunch.calibration.records import (
     accelerator_of,
     card_bytes,

@@ -15,10 +15,11 @@ from llmlaunch.calibration.comparable_runs import (
     support_of,
     trusted_correction,
 )
-from llmlaunch.calibration.evidence import BOUNDING, EvidenceRun, job_class, own_runs
+from llmlaunch.calibration.evidence import EvidenceRun, job_class
 from llmlaunch.calibration.lessons import Lessons, Support, no_support, unmeasured_support
 from llmlaunch.calibration.machines import time_class
 from llmlaunch.calibration.margins import DEFAULT_RISK
+from llmlaunch.calibration.ratios import BOUNDING, own_runs
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.recorded import TABLES
 from llmlaunch.frameworks.registry import recorded_name
@@ -30,8 +31,8 @@ from llmlaunch.store.location import DamagedStore, StoreInUse, existing_store, s
 if TYPE_CHECKING:
     from llmlaunch.app.measured_plans import OwnRuns
     from llmlaunch.calibration.calibrations import Calibration
-    from llmlaunch.calibration.evidence import Score
     from llmlaunch.calibration.lessons import RatioBound, Rehearsal
+    from llmlaunch.calibration.ratios import Score
     from llmlaunch.planner.setting import Setting
     from llmlaunch.store.history import PastRun
     from llmlaunch.timing.correction import TimeCorrection

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import llmlaunch
-from llmlaunch.calibration.evidence import DEATH, Bound, Score
+from llmlaunch.calibration.ratios import DEATH, Bound, Score
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.timing.correction import FACTORS, NO_TIME_CORRECTION, TimeCorrection
 

@@ -14,18 +14,9 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from llmlaunch.calibration.evidence import (
-    BOUNDING,
-    DEATH,
-    Bound,
-    Score,
-    bound_at,
-    no_bound_sentence,
-    runs_needed,
-    scores_of_best_kind,
-    upper_ratio,
-)
+from llmlaunch.calibration.evidence import no_bound_sentence, runs_needed
 from llmlaunch.calibration.lessons import RatioBound, Support, no_support
+from llmlaunch.calibration.ratios import BOUNDING, DEATH, Bound, Score, bound_at, scores_of_best_kind, upper_ratio
 from llmlaunch.frameworks.framework_version import minor
 from llmlaunch.memory.job import Correction
 from llmlaunch.rundir.values import counted

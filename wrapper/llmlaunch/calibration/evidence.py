@@ -7,15 +7,7 @@ these n (Vovk et al. 2005; Lei et al. 2018, "Distribution-Free Predictive Infere
 Angelopoulos et al. 2024, "Conformal Risk Control", theorem 1). With fewer than 1/risk - 1 runs no finite bound holds,
 and none is given.
 
-**A ratio**, measured / predicted, is the score of a run of the store (`Score`), by what a calibration learned.
-
-- A run that died of memory has no measured peak: it is known only to be above the card. It counts as infinity, so a
-  death can raise the bound or leave none, and never lowers it.
-- A run known only to have fitted is left out: a small job on a large card would count as a gross under-prediction.
-- Bounds are taken over all comparable runs, and over those that a planner would choose. Of layouts near the limit a
-  planner is likelier to take one whose prediction is too low than one whose prediction is too high (the winner's
-  curse), so a bound over all runs covers its choices less often than it says. Runs predicted near the limit are mostly
-  what planners chose. The larger of both bounds covers either way.
+**A ratio**, measured / predicted, is the score of a run of the store (`ratios.py`).
 
 **A shortfall**, in bytes, is the score of the runs that are shipped with llmlaunch (`evidence.json`) and of those of
 the store that join them. Part of what a prediction misses is as large on every card (a context, a communicator, a
@@ -51,12 +43,6 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
 
 FUJII_SHARE = 0.80  # of device memory is safe to use: Fujii et al., arXiv 2411.06465
-RISKS = (0.1, 0.05, 0.01)  # at which bounds are reported
-NEAR = 0.5  # of the rule's limit: from here on a planner chooses
-DEATH = math.inf  # the ratio of a run that ran out of memory
-STEP = "step"  # the kind of a score of a step time
-BOUNDING = ("device", "reserved")  # kinds of peak a plan's margin may rest on, best first
-
 TABLE = Path(__file__).parent / "evidence.json"  # `make evidence-table` writes it
 UNIT_SHARE = 0.005  # of the predicted peak, in a unit of shortfall
 ENOUGH = 2  # times the runs that a bound needs at all, so that not the single worst one decides
@@ -69,44 +55,9 @@ OWN = "this store"  # the source of its runs
 LIVED, DIED, FITTED = "lived", "died", "fitted"
 
 
-@dataclass(frozen=True)
-class Score:
-    """One run: measured / predicted peak of one kind, or step time, or `DEATH`. `family` is that of its model,
-    `version` that of its framework, `share` the predicted device bytes as a share of the rule's limit (None if its card
-    is not known, and of step times)."""
-
-    score: float
-    kind: str
-    family: str
-    version: str | None
-    share: float | None
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The ratio measured / predicted that a run exceeds at most at `risk`, over all runs and over those predicted near
-    the limit. A ratio is None with fewer than `needed` runs, or if too many of them died."""
-
-    risk: float
-    needed: int
-    runs: int
-    ratio: float | None
-    near_limit_runs: int
-    near_limit_ratio: float | None
-    room: float | None = None  # mean of predicted x max(worse, 1) / measured: what a plan sets aside for what it uses
-
-    @property
-    def worse(self) -> float | None:
-        """The ratio a margin may rest on: the larger one, or that of all runs if too few were near the limit. None also
-        if enough were near the limit and too many of those died."""
-        if self.near_limit_runs < self.needed or self.ratio is None:
-            return self.ratio
-        return None if self.near_limit_ratio is None else max(self.ratio, self.near_limit_ratio)
-
-
 def runs_needed(risk: float) -> int:
     """Return the fewest runs that can bound `risk`: 1/risk - 1, rounded up."""
-    return math.ceil(1 / _exact(risk) - 1)
+    return math.ceil(1 / exact_risk(risk) - 1)
 
 
 def conformal_bound(scores: Sequence[float], risk: float, others: int = 0) -> float | None:
@@ -116,52 +67,10 @@ def conformal_bound(scores: Sequence[float], risk: float, others: int = 0) -> fl
     Return None with fewer than `runs_needed(risk)` runs; infinity if so many died that the score in question is a
     death's; and minus infinity if so many are `others` that any bound holds.
     """
-    exceeding = math.floor(_exact(risk) * (len(scores) + others + 1)) - 1
+    exceeding = math.floor(exact_risk(risk) * (len(scores) + others + 1)) - 1
     if exceeding < 0:
         return None
     return sorted(scores)[len(scores) - 1 - exceeding] if exceeding < len(scores) else -math.inf
-
-
-def upper_ratio(scores: Sequence[float], risk: float) -> float | None:
-    """Return the ratio measured / predicted that the next run exceeds with probability at most `risk`.
-
-    Return None with fewer than `runs_needed(risk)` scores, or if so many runs died that the wanted one is a death.
-    """
-    bound = conformal_bound(scores, risk)
-    return bound if bound is not None and math.isfinite(bound) else None
-
-
-def leave_one_out_bounds(scores: Sequence[float], risk: float) -> list[float | None]:
-    """Return for each score the `upper_ratio` of all others."""
-    index = math.ceil(len(scores) * (1 - _exact(risk)))
-    if index > len(scores) - 1:
-        return [None] * len(scores)
-    order = sorted(range(len(scores)), key=scores.__getitem__)
-    at = {index: position for position, index in enumerate(order)}
-    ranked = [scores[index] for index in order]
-    index = max(index, 1)
-    bounds = [ranked[index if at[i] < index else index - 1] for i in range(len(scores))]
-    return [bound if math.isfinite(bound) else None for bound in bounds]
-
-
-def bound_at(risk: float, scores: Sequence[Score]) -> Bound:
-    """Return the bound that scores of one kind of peak give."""
-    near = [score.score for score in scores if score.share is not None and score.share >= NEAR]
-    return Bound(
-        risk=risk,
-        needed=runs_needed(risk),
-        runs=len(scores),
-        ratio=upper_ratio([score.score for score in scores], risk),
-        near_limit_runs=len(near),
-        near_limit_ratio=upper_ratio(near, risk),
-    )
-
-
-def scores_of_best_kind(scores: Sequence[Score], needed: int, kinds: Sequence[str] = BOUNDING) -> list[Score]:
-    """Return the scores of the first of `kinds` that has at least `needed`, else of the kind that has most."""
-    by_kind = {kind: [score for score in scores if score.kind == kind] for kind in kinds}
-    enough = (of_kind for of_kind in by_kind.values() if len(of_kind) >= needed)
-    return next(enough, max(by_kind.values(), key=len))
 
 
 def no_bound_sentence(risk: float, runs: int, died: int = 0, holder: str = "the store") -> str:
@@ -172,8 +81,8 @@ def no_bound_sentence(risk: float, runs: int, died: int = 0, holder: str = "the 
     return f"risk {risk:g} has no bound: {died} of the {runs} comparable runs in {holder} ran out of memory"
 
 
-def _exact(risk: float) -> Fraction:
-    """The risk as written: in binary, 100 x (1 - 0.01) is not 99."""
+def exact_risk(risk: float) -> Fraction:
+    """Return the risk as written: in binary, 100 x (1 - 0.01) is not 99."""
     return Fraction(str(risk))
 
 
@@ -304,19 +213,6 @@ def evidence_pool(
         died = sum(run.outcome == DIED for run in members)
         return EvidencePool(name, len(members), died, sources, step > 0, shortfalls)
     return None
-
-
-def own_runs(scores: Sequence[Score], job: JobClass, memory_bytes: int) -> tuple[EvidenceRun, ...]:
-    """Return a store's runs of the job's class, on cards of `memory_bytes`, in the form of the shipped ones."""
-    runs = []
-    for index, score in enumerate(scores):
-        predicted = 0 if score.share is None else round(score.share * FUJII_SHARE * memory_bytes)
-        if predicted < NEAR * memory_bytes * FUJII_SHARE:
-            continue
-        died = score.score == DEATH
-        needed = memory_bytes - predicted if died else round((score.score - 1.0) * predicted)
-        runs.append(EvidenceRun(f"own-{index}", OWN, job, DIED if died else LIVED, predicted, needed))
-    return tuple(runs)
 
 
 @cache

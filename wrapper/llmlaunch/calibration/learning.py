@@ -25,16 +25,8 @@ from llmlaunch.calibration.calibrations import (
     TrainingData,
     calibration_id,
 )
-from llmlaunch.calibration.evidence import (
-    BOUNDING,
-    RISKS,
-    STEP,
-    Bound,
-    Score,
-    bound_at,
-    runs_needed,
-    scores_of_best_kind,
-)
+from llmlaunch.calibration.evidence import runs_needed
+from llmlaunch.calibration.ratios import BOUNDING, RISKS, STEP, Bound, Score, bound_at, scores_of_best_kind
 from llmlaunch.columns import FloatColumn, IntColumn
 
 KINDS = (*BOUNDING, STEP)

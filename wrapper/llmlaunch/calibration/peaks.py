@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmlaunch.calibration.calibrations import MEMORY, Calibration, Errors, Quantity
-from llmlaunch.calibration.evidence import BOUNDING, DEATH, FUJII_SHARE, Score
+from llmlaunch.calibration.evidence import FUJII_SHARE
 from llmlaunch.calibration.learning import Fit, errors_of_scores, folds_of, gains
 from llmlaunch.calibration.pool import DEVICE, Peaks, Pool, PooledRun, gather, pools
+from llmlaunch.calibration.ratios import BOUNDING, DEATH, Score
 from llmlaunch.calibration.records import Record, table_of
 from llmlaunch.calibration.residual import PARTS, Equations, Parts, correction_of, equations_of
 from llmlaunch.cluster.profile import Cluster

@@ -18,7 +18,7 @@ from llmlaunch.store.location import store_exists
 
 if TYPE_CHECKING:
     from llmlaunch.calibration.calibrations import Calibration, Errors, Quantity
-    from llmlaunch.calibration.evidence import Bound
+    from llmlaunch.calibration.ratios import Bound
     from llmlaunch.store.calibrations import Answer, Learning, Use
     from llmlaunch.store.database import Store
 

@@ -1,0 +1,126 @@
+"""Runs of the store as evidence: the ratio measured / predicted that the next such run exceeds at a stated risk.
+
+A ratio is the score of a run (`Score`), by what a calibration learned; `evidence.conformal_bound` bounds it.
+
+- A run that died of memory has no measured peak: it is known only to be above the card. It counts as infinity, so a
+  death can raise the bound or leave none, and never lowers it.
+- A run known only to have fitted is left out: a small job on a large card would count as a gross under-prediction.
+- Bounds are taken over all comparable runs, and over those that a planner would choose. Of layouts near the limit a
+  planner is likelier to take one whose prediction is too low than one whose prediction is too high (the winner's
+  curse), so a bound over all runs covers its choices less often than it says. Runs predicted near the limit are mostly
+  what planners chose. The larger of both bounds covers either way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmlaunch.calibration.evidence import (
+    DIED,
+    FUJII_SHARE,
+    LIVED,
+    OWN,
+    EvidenceRun,
+    JobClass,
+    conformal_bound,
+    exact_risk,
+    runs_needed,
+)
+
+RISKS = (0.1, 0.05, 0.01)  # at which bounds are reported
+NEAR = 0.5  # of the rule's limit: from here on a planner chooses
+DEATH = math.inf  # the ratio of a run that ran out of memory
+STEP = "step"  # the kind of a score of a step time
+BOUNDING = ("device", "reserved")  # kinds of peak a plan's margin may rest on, best first
+
+
+@dataclass(frozen=True)
+class Score:
+    """One run: measured / predicted peak of one kind, or step time, or `DEATH`. `family` is that of its model,
+    `version` that of its framework, `share` the predicted device bytes as a share of the rule's limit (None if its card
+    is not known, and of step times)."""
+
+    score: float
+    kind: str
+    family: str
+    version: str | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The ratio measured / predicted that a run exceeds at most at `risk`, over all runs and over those predicted near
+    the limit. A ratio is None with fewer than `needed` runs, or if too many of them died."""
+
+    risk: float
+    needed: int
+    runs: int
+    ratio: float | None
+    near_limit_runs: int
+    near_limit_ratio: float | None
+    room: float | None = None  # mean of predicted x max(worse, 1) / measured: what a plan sets aside for what it uses
+
+    @property
+    def worse(self) -> float | None:
+        """The ratio a margin may rest on: the larger one, or that of all runs if too few were near the limit. None also
+        if enough were near the limit and too many of those died."""
+        if self.near_limit_runs < self.needed or self.ratio is None:
+            return self.ratio
+        return None if self.near_limit_ratio is None else max(self.ratio, self.near_limit_ratio)
+
+
+def upper_ratio(scores: Sequence[float], risk: float) -> float | None:
+    """Return the ratio measured / predicted that the next run exceeds with probability at most `risk`.
+
+    Return None with fewer than `runs_needed(risk)` scores, or if so many runs died that the wanted one is a death.
+    """
+    bound = conformal_bound(scores, risk)
+    return bound if bound is not None and math.isfinite(bound) else None
+
+
+def leave_one_out_bounds(scores: Sequence[float], risk: float) -> list[float | None]:
+    """Return for each score the `upper_ratio` of all others."""
+    index = math.ceil(len(scores) * (1 - exact_risk(risk)))
+    if index > len(scores) - 1:
+        return [None] * len(scores)
+    order = sorted(range(len(scores)), key=scores.__getitem__)
+    at = {index: position for position, index in enumerate(order)}
+    ranked = [scores[index] for index in order]
+    index = max(index, 1)
+    bounds = [ranked[index if at[i] < index else index - 1] for i in range(len(scores))]
+    return [bound if math.isfinite(bound) else None for bound in bounds]
+
+
+def bound_at(risk: float, scores: Sequence[Score]) -> Bound:
+    """Return the bound that scores of one kind of peak give."""
+    near = [score.score for score in scores if score.share is not None and score.share >= NEAR]
+    return Bound(
+        risk=risk,
+        needed=runs_needed(risk),
+        runs=len(scores),
+        ratio=upper_ratio([score.score for score in scores], risk),
+        near_limit_runs=len(near),
+        near_limit_ratio=upper_ratio(near, risk),
+    )
+
+
+def scores_of_best_kind(scores: Sequence[Score], needed: int, kinds: Sequence[str] = BOUNDING) -> list[Score]:
+    """Return the scores of the first of `kinds` that has at least `needed`, else of the kind that has most."""
+    by_kind = {kind: [score for score in scores if score.kind == kind] for kind in kinds}
+    enough = (of_kind for of_kind in by_kind.values() if len(of_kind) >= needed)
+    return next(enough, max(by_kind.values(), key=len))
+
+
+def own_runs(scores: Sequence[Score], job: JobClass, memory_bytes: int) -> tuple[EvidenceRun, ...]:
+    """Return a store's runs of the job's class, on cards of `memory_bytes`, in the form of the shipped ones."""
+    runs = []
+    for index, score in enumerate(scores):
+        predicted = 0 if score.share is None else round(score.share * FUJII_SHARE * memory_bytes)
+        if predicted < NEAR * memory_bytes * FUJII_SHARE:
+            continue
+        died = score.score == DEATH
+        needed = memory_bytes - predicted if died else round((score.score - 1.0) * predicted)
+        runs.append(EvidenceRun(f"own-{index}", OWN, job, DIED if died else LIVED, predicted, needed))
+    return tuple(runs)
