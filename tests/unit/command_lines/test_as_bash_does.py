@@ -143,6 +143,13 @@ SCRIPTS = {
     "parts of unset variables": 'case "${U:1}" in [0-9]) run 1;; a*) run 2;& *) run 3;; esac; [ -z "${U%x}" ] && run 4; run ${C//x/y} end',
     "backslashes that are read": 'read A B <<< \'x \\y z\'; run "$A" "$B"; read -r A <<< \'x\\y\'; run "$A"',
     "replacing nothing": 'A=; run "${A//*/x}" "${A/#/y}" "${A/%/z}" "${A//a/x}" end',
+    "sets of characters": "run $(echo job1x2 | tr -d 'a-z') $(echo ' a b ' | tr -d '[:space:]') $(echo aBc | tr a-z A-Z) $(echo 'a/b' | tr '/' '-') $(echo a.b-c | tr '.-' '__') $(printf 'a\\nb' | tr '\\n' ,)",
+    "fields": "run $(echo a,b | cut -d, -f2) $(echo plain | cut -d, -f2) $(echo a,b | cut -d, -f9) end",
+    "numbers that are none": "set -- a b; shift 7; run $1 $²",
+    "every place of a line": "run \"$(echo 'lr=LR x=LR' | sed 's/LR/1e-4/g')\" $(echo '3*4' | bc)",
+    "a file written": 'A=3\ncat > f.json <<EOF\n{"z": $A}\nEOF\nrun "$(cat f.json)"',
+    "nested": 'A=1; run "$(echo "${A:-$(echo "n")} $((A+$(echo 2)))")"',
+    "text over lines": "O=\"\n  --a 1 \\\n  --b 2\n  --c 'q'\n\"; run $O",
     "time and not": "time run 1; ! run 2; time -p run 3",
     "special characters": "run 'a;b' \"c|d\" e\\&f '$(x)' \"\\`y\\`\" 'z'\\''z' '*' '?' '[x]' -- - --x=\"a=b\"",
 }
