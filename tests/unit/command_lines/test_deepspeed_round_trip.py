@@ -14,9 +14,9 @@ import yaml
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
 from llmlaunch.command_lines.options import ScriptOptions, true_or_false
+from llmlaunch.documents.nested import leaves, value_at
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed
-from llmlaunch.frameworks.deepspeed.config import dotted_keys
 from llmlaunch.frameworks.deepspeed.extra_arguments import classed_arguments
 from llmlaunch.frameworks.deepspeed.hugging_face import DEFAULTS, family_of_script
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS
@@ -177,7 +177,7 @@ def test_the_ds_config_round_trips(name: str, tmp_path: Path) -> None:
     rendered = json.loads(DeepSpeed().render(public.recipe, pinned_layout(public.recipe)).files["ds_config.json"])
     original = json.loads(next(text for path, text in public.command.files.items() if path.endswith(".json")))
     told = {word for each in public.reading.unread for word in each.words}
-    said = set(dotted_keys(original))
+    said = set(dict(leaves(original)))
     for key in said - told - {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"}:
         value, again = value_at(original, key), value_at(rendered, key)
         if value == "auto" and again != "auto":
@@ -187,7 +187,7 @@ def test_the_ds_config_round_trips(name: str, tmp_path: Path) -> None:
         off = key.split(".")[0] in ("fp16", "bf16") and not value_at(rendered, f"{key.split('.')[0]}.enabled")
         assert off or value == again, key
     noted = " ".join(public.reading.notes)
-    for key in set(dotted_keys(rendered)) - said - set(ARITHMETIC) - {row.key for row in SETTINGS if row.adds}:
+    for key in set(dict(leaves(rendered))) - said - set(ARITHMETIC) - {row.key for row in SETTINGS if row.adds}:
         value = value_at(rendered, key)
         device = key.endswith(".device")
         expected = device or key.endswith(".enabled") or value == DEEPSPEED_DEFAULTS.get(key)
@@ -195,13 +195,6 @@ def test_the_ds_config_round_trips(name: str, tmp_path: Path) -> None:
     micro, accumulated = (rendered[name] for name in ARITHMETIC[1:])
     layout = pinned_layout(public.recipe)
     assert micro * accumulated * layout.data == public.recipe.workload.global_batch_size
-
-
-def value_at(settings: Mapping[str, Any], key: str) -> Any:
-    value: Any = settings
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def filled_in(key: str, recipe: Recipe) -> Any:

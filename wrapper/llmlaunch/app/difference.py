@@ -13,12 +13,12 @@ from llmlaunch import __version__
 from llmlaunch.app.messages import Notify, ignore
 from llmlaunch.app.planned_run import plan
 from llmlaunch.app.run_lookup import directory_of
+from llmlaunch.documents.nested import leaves
 from llmlaunch.documents.secrets import is_secret_variable, secret_in
 from llmlaunch.documents.yaml_strict import read_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.overrides import apply_overrides
 from llmlaunch.recipe.written import written_document
-from llmlaunch.rendering.arguments_json import leaves
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import object_in, read_object

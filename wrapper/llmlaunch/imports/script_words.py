@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmlaunch.command_lines.command import TrainerCommand
+from llmlaunch.documents.nested import leaves
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.frameworks.registry import framework_named
 from llmlaunch.rundir.values import shortened
@@ -95,8 +96,9 @@ class ScriptWords:
         line says alone is at the command that trains."""
         places: dict[KeyPath, str] = {(): self.place}
         spellings = self.framework.spellings()
-        for path in _paths(document):
-            place = self._place(path, spellings.get(".".join(map(str, path)), ()))
+        for key, _ in leaves(document):
+            path = tuple(key.split("."))
+            place = self._place(path, spellings.get(key, ()))
             if place:
                 places[path] = place
         return places
@@ -183,15 +185,6 @@ def _backend_name(document: Mapping[str, Any]) -> str:
     return str(backend.get("name")) if isinstance(backend, Mapping) else str(backend)
 
 
-def _paths(value: Mapping[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the path of each value of nested mappings that is no mapping itself."""
-    for key, inner in value.items():
-        if isinstance(inner, Mapping) and inner:
-            yield from _paths(inner, (*above, key))
-        else:
-            yield (*above, key)
-
-
 def _by_flag(rendered: Rendered) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return the values and the deciding keys of each rendered argument."""
     return {each.flag: (" ".join(map(str, each.values)), each.reason.keys) for each in rendered.arguments}
@@ -199,11 +192,4 @@ def _by_flag(rendered: Rendered) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def _in_file(rendered: Rendered) -> dict[str, Any]:
     """Return the settings of the rendered file by dotted names; none where there is no such file."""
-    content = json.loads(rendered.files[rendered.settings_file]) if rendered.settings_file else {}
-    flat: dict[str, Any] = {}
-    for path in _paths(content):
-        value = content
-        for key in path:
-            value = value[key]
-        flat[".".join(map(str, path))] = value
-    return flat
+    return dict(leaves(json.loads(rendered.files[rendered.settings_file]))) if rendered.settings_file else {}

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.documents.nested import leaves
 from llmlaunch.documents.yaml_strict import KeyPath
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable, Reason, Word
@@ -214,15 +215,6 @@ def _settings(rendered: Rendered, origins: Origins) -> Iterator[Entry]:
     for name, value in leaves(whole):
         reason = rendered.settings.get(name, Reason())
         yield _entry(rendered.settings_file, "setting", name, json.dumps(value), reason, origins)
-
-
-def leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf of nested mappings by its dotted name; a list is a leaf."""
-    for key, inner in value.items():
-        if isinstance(inner, Mapping) and inner:
-            yield from leaves(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", inner
 
 
 def _directives(recipe: Recipe, plan: Plan, origins: Origins) -> Iterator[Entry]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.documents.nested import leaves
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import command_words
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.config import dotted_keys
 from llmlaunch.frameworks.deepspeed.rules import RULES
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.planner.planning import make_plan
@@ -107,7 +107,7 @@ def test_the_file_says_the_plan_exactly_with_a_reason_for_all(
     recipe = recipe_of(name, *overrides)
     result, config = render(recipe, layout), ds_config(recipe, layout)
     assert {key: reduce(getitem, key.split("."), config) for key in said} == said
-    assert list(result.settings) == list(dotted_keys(config))
+    assert list(result.settings) == sorted(dict(leaves(config)))
     assert not [key for key in result.settings for section in unsaid.split() if f"{key}.".startswith(f"{section}.")]
     micro, accumulated = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
     assert micro == layout.micro_batch_size
@@ -118,10 +118,6 @@ def test_the_file_says_the_plan_exactly_with_a_reason_for_all(
     assert words == result.program[-len(words) :]
     for reason in (*result.settings.values(), *(each.reason for each in result.arguments), *result.variables.values()):
         assert reason.keys or reason.why
-
-
-def test_keys_are_listed_as_they_are_nested() -> None:
-    assert list(dotted_keys({"b": {"y": 1, "x": {"z": 2}}, "a": 3})) == ["a", "b.x.z", "b.y"]
 
 
 @pytest.mark.parametrize(

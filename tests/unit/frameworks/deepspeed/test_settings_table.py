@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from llmlaunch.documents.nested import put_at
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.command_line import read_ds_config
 from llmlaunch.frameworks.deepspeed.config import ds_config
-from llmlaunch.frameworks.deepspeed.own_settings import put_setting
 from llmlaunch.frameworks.deepspeed.setting_row import (
     ABSENT,
     ANY,
@@ -149,10 +149,10 @@ def test_nothing_that_a_file_says_is_lost(row: DsConfigKey) -> None:
     for name, value in product(row.names, EXAMPLES[row.form]):
         config: dict[str, Any] = {"zero_optimization": {"stage": 3}, "train_batch_size": 64}
         if ".offload_" in name:
-            put_setting(config, f"{name.rpartition('.')[0]}.device", "nvme" if row.left_out else "cpu")
+            put_at(config, f"{name.rpartition('.')[0]}.device", "nvme" if row.left_out else "cpu")
         if row.key.startswith(("bf16.", "fp16.")):
-            put_setting(config, f"{name.partition('.')[0]}.enabled", True)
-        put_setting(config, name, value)
+            put_at(config, f"{name.partition('.')[0]}.enabled", True)
+        put_at(config, name, value)
         with_it = read_ds_config(json.dumps(config))
         key = row.reads or PLANNED.get(row.key)
         kept = value_at(with_it.document, f"backend.ds_config.{row.key}") == value
@@ -235,7 +235,7 @@ def test_the_installed_deepspeed_has_the_key(row: DsConfigKey) -> None:
 def test_a_key_that_the_jobs_deepspeed_does_not_have_is_refused(row: DsConfigKey) -> None:
     recipe = recipe_of("llama2-7b-deepspeed", script("own"))
     config: dict[str, Any] = {}
-    put_setting(config, row.key, EXAMPLES[row.form][0])
+    put_at(config, row.key, EXAMPLES[row.form][0])
     if row.planned:
         return  # the recipe decides it, so no person writes it
     for release in filter(None, ("0.2.0" if row.since != "0.3" else None, row.until)):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from llmlaunch.documents.nested import put_at
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Argument, NodeVariable, Reason, Word
 from llmlaunch.frameworks.bridge.overrides import overrides
@@ -278,11 +279,7 @@ def as_json(settings: Settings, task: str) -> bytes:
     for section in SECTIONS:
         whole[section] = {}
     for name, (value, _) in settings.items():
-        *places, last = name.split(".")
-        within = whole
-        for place in places:
-            within = within.setdefault(place, {})
-        within[last] = value
+        put_at(whole, name, value)
     return (json.dumps(whole, indent=2) + "\n").encode()
 
 

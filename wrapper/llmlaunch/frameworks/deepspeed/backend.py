@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from itertools import product
 
+from llmlaunch.documents.nested import with_values
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable, Word, command_words, expands_segments, refuse_repeats
 from llmlaunch.frameworks.base import (
@@ -41,7 +42,6 @@ from llmlaunch.frameworks.deepspeed.facts import (
 )
 from llmlaunch.frameworks.deepspeed.family_facts import shipped_facts, with_family
 from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32, number_rules
-from llmlaunch.frameworks.deepspeed.own_settings import with_own_settings
 from llmlaunch.frameworks.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.frameworks.deepspeed.stated_zero import setting_rules, stated_settings
@@ -127,7 +127,7 @@ class DeepSpeed:
         refuse_odd_settings(recipe)
         kind = kind_of(recipe)
         own, planned = recipe.backend.ds_config, kind.arguments(recipe, layout)
-        config = with_own_settings(ds_config(recipe, layout), own)
+        config = with_values(ds_config(recipe, layout), own)
         files = {CONFIG_FILE: to_json(config)}
         if recipe.backend.script is None:
             refuse_what_the_trainer_cannot_build(recipe)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_leaves
+from llmlaunch.frameworks.deepspeed.own_settings import AUTO, set_keys
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, MAPPING
 from llmlaunch.frameworks.deepspeed.settings import FORMS, PLANNED, SETTINGS, settings_of
 from llmlaunch.layout import Layout
@@ -55,7 +55,7 @@ def refuse_odd_settings(recipe: Recipe) -> None:
 def refuse_planned_settings(recipe: Recipe) -> None:
     """Raise UserError for a key that the recipe decides elsewhere, for "auto" where nobody would fill it in, and for
     what the job's DeepSpeed does not have."""
-    for key, value in own_leaves(recipe):
+    for key, value in set_keys(recipe.backend.ds_config):
         if key in PLANNED:
             raise UserError(
                 f"{recipe.path}: backend.ds_config.{key}: follows from {PLANNED[key]}; write that, and remove it here"

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from llmlaunch.documents.nested import put_at
 from llmlaunch.errors import UserError
 from llmlaunch.families.registry import family_named
 from llmlaunch.families.written import config_of, unsaid
 from llmlaunch.frameworks.argument import Reason
-from llmlaunch.frameworks.deepspeed.own_settings import OWN_REASON, put_setting
+from llmlaunch.frameworks.deepspeed.own_settings import OWN_REASON, set_keys
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS
 from llmlaunch.layout import Layout
@@ -29,7 +30,7 @@ def ds_config(recipe: Recipe, layout: Layout) -> Json:
     for row in SETTINGS:
         value = row.value(recipe, layout)
         if value is not ABSENT:
-            put_setting(config, row.key, value)
+            put_at(config, row.key, value)
     return config
 
 
@@ -41,19 +42,9 @@ def to_json(value: Json) -> bytes:
 def settings(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Reason]:
     """The reason of every key of a ds_config, dotted, in the order of the file; `own` are the keys the person wrote.
     Raises KeyError for another key that has none: a key is rendered together with its reason."""
-    written = set(dotted_keys(own))
+    written = dict(set_keys(own))
     reasons = {row.key: row.reason for row in SETTINGS if row.is_rendered}
-    return {key: OWN_REASON if key in written else reasons[key] for key in dotted_keys(config)}
-
-
-def dotted_keys(config: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """ "zero_optimization.stage" and so on: every value that is no section itself."""
-    for name in sorted(config):
-        value = config[name]
-        if isinstance(value, Mapping):
-            yield from dotted_keys(value, f"{within}{name}.")
-        else:
-            yield f"{within}{name}"
+    return {key: OWN_REASON if key in written else reasons[key] for key in sorted(dict(set_keys(config)))}
 
 
 # fields of a shape in the words of a person; others go by their own name

@@ -19,7 +19,7 @@ from llmlaunch.frameworks.classed_arguments import (
     ClassedArguments,
     FlagClass,
 )
-from llmlaunch.frameworks.deepspeed.own_settings import own_leaves
+from llmlaunch.frameworks.deepspeed.own_settings import set_keys
 from llmlaunch.frameworks.deepspeed.scripts import kind_of
 from llmlaunch.frameworks.deepspeed.settings import setting_groups
 from llmlaunch.frameworks.deepspeed.trainer_table import is_of_named_trainers, shipped_groups, trainer_group
@@ -58,7 +58,7 @@ def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
 
 def _classed_settings(recipe: Recipe) -> Iterator[ClassedArgument]:
     """Yield each key of `backend.ds_config` with its class."""
-    for key, value in own_leaves(recipe):
+    for key, value in set_keys(recipe.backend.ds_config):
         shown = value if isinstance(value, str) else json.dumps(value)
         group = group_of(setting_groups(), key, (shown,))
         known = NO_FLAG if group is None else group.flag_class

@@ -16,10 +16,11 @@ from typing import Any
 from llmlaunch.command_lines.options import true_or_false, whole_or_none
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
 from llmlaunch.documents.json_strict import parse_object
+from llmlaunch.documents.nested import put_at, value_at
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.checked_settings import WrongSetting, checked_settings
-from llmlaunch.frameworks.deepspeed.own_settings import AUTO, put_setting
+from llmlaunch.frameworks.deepspeed.own_settings import AUTO
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, DsConfigKey
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, settings_of
 from llmlaunch.rundir.values import shortened
@@ -88,34 +89,26 @@ class DsConfig:
 
     def has(self, key: str) -> bool:
         """Return whether a dotted key is written."""
-        within, name = self._within(key)
+        section, _, name = key.rpartition(".")
+        within = value_at(self.settings, section) if section else self.settings
         return isinstance(within, dict) and name in within
 
     def put(self, key: str, value: Any) -> None:
         """Write a dotted key."""
-        put_setting(self.settings, key, value)
+        put_at(self.settings, key, value)
 
     def value(self, key: str) -> Any:
         """Return the value of a dotted key; None where it is absent or "auto"."""
-        within, name = self._within(key)
-        value = within.get(name) if isinstance(within, dict) else None
+        value = value_at(self.settings, key)
         return None if value == AUTO else value
 
     def take(self, key: str) -> Any:
         """Remove a dotted key and return its value; None where it is absent or "auto"."""
         value = self.value(key)
-        within, name = self._within(key)
-        if isinstance(within, dict):
-            within.pop(name, None)
+        if self.has(key):
+            section, _, name = key.rpartition(".")
+            (value_at(self.settings, section) if section else self.settings).pop(name)
         return value
-
-    def _within(self, key: str) -> tuple[Any, str]:
-        """Return the section that would hold a dotted key, and the key's name in it."""
-        *sections, name = key.split(".")
-        within: Any = self.settings
-        for section in sections:
-            within = within.get(section) if isinstance(within, dict) else None
-        return within, name
 
     def take_whole(self, key: str, place: str) -> int | None:
         """Remove a dotted key and return its whole number. Raises UserError for another value."""

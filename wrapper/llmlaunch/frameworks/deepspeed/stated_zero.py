@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.columns import BoolColumn
+from llmlaunch.documents.nested import value_at
 from llmlaunch.facts import Gathering
 from llmlaunch.frameworks.deepspeed.number_formats import optimizer_states
-from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_number, own_setting
+from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_number
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS
 from llmlaunch.frameworks.deepspeed.zero_settings import DEFAULT_GATHERING, ZeroSettings
 from llmlaunch.layout import Rule, Situation
@@ -37,7 +38,7 @@ def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
         number = own_number(recipe, row.key, row.automatic(recipe) if row.automatic is not None else default)
         if number is not None and row.prices != "live_elements":
             limits[row.prices] = number
-    limits["sequential"] = own_setting(recipe, f"{ZERO}.stage3_allgather_sequential") is True
+    limits["sequential"] = value_at(recipe.backend.ds_config, f"{ZERO}.stage3_allgather_sequential") is True
     return ZeroSettings(
         gathering=Gathering(**limits),
         sub_group_elements=own_number(recipe, f"{ZERO}.sub_group_size", 0) or None,
@@ -85,5 +86,5 @@ def _is_whole(s: Situation, split: str) -> BoolColumn:
 
 
 def _switch(recipe: Recipe, key: str, rendered: bool) -> bool:
-    value = own_setting(recipe, f"{ZERO}.{key}")
+    value = value_at(recipe.backend.ds_config, f"{ZERO}.{key}")
     return rendered if value is None or value == AUTO else value is True

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from llmlaunch.documents.keys import dotted_keys
+from llmlaunch.documents.nested import put_at
 from llmlaunch.frameworks.argument import Argument
 from llmlaunch.frameworks.megatron.flags.attention import ATTENTION_FLAGS, DELTA_FLAGS
 from llmlaunch.frameworks.megatron.flags.files import CHECKPOINT_FLAGS, DATA_FLAGS
@@ -75,11 +76,7 @@ def read_section(space: Space, section: str) -> dict[str, Any]:
     document: dict[str, Any] = {}
     order = _order()
     for key in sorted(values, key=lambda name: order.get(prefix + name, len(order))):
-        *sections, name = key.split(".")
-        place = document
-        for each in sections:
-            place = place.setdefault(each, {})
-        place[name] = values[key]
+        put_at(document, key, values[key])
     return document
 
 

@@ -1,0 +1,42 @@
+"""Values of nested mappings by their dotted keys: "zero_optimization.stage"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def leaves(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value that holds no other one, by its dotted key; a list and an empty mapping are values."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{within}{name}.")
+        else:
+            yield f"{within}{name}", value
+
+
+def value_at(values: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key; None where it is not written."""
+    value: Any = values
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def put_at(values: dict[str, Any], key: str, value: Any) -> None:
+    """Write a dotted key, with the mappings around it."""
+    *sections, name = key.split(".")
+    within = values
+    for section in sections:
+        within = within.setdefault(section, {})
+    within[name] = value
+
+
+def with_values(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings with the values of `above` over and beside those of `below`."""
+    merged = dict(below)
+    for name, value in above.items():
+        inner = merged.get(name)
+        both = isinstance(value, Mapping) and isinstance(inner, Mapping)
+        merged[name] = with_values(inner, value) if both else value  # type: ignore[arg-type]
+    return merged
