@@ -237,28 +237,6 @@ def test_accelerates_own_file_says_the_stage() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{",
-        "[1, 2]",
-        '{"zero_optimization": {"stage": NaN}}',
-        '{"zero_optimization": {"stage": 1e999}}',
-        '{"train_batch_size": ' + "9" * 5000 + "}",
-        '{"a": ' * 5000,
-        '{"train_batch_size": 1, "train_batch_size": 2}',
-        '{"zero_optimization": {"stage": 7}}',
-        '{"zero_optimization": {"stage": "x"}}',
-        '{"train_batch_size": {}}',
-    ],
-)
-def test_a_hostile_ds_config_is_one_message(text: str) -> None:
-    with pytest.raises(UserError) as caught:
-        read_ds_config(text, "ds.json")
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
         "!!python/object/apply:os.system [id]",
         "a: &a [x]\nb: *a",
         "a: 1\na: 2",

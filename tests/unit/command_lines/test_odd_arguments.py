@@ -1,4 +1,4 @@
-"""Arguments that a log, or W&B's configuration, prints with values of any form: a recipe or one message."""
+"""Arguments that a log prints with values of any form: a recipe or one message."""
 
 from __future__ import annotations
 
