@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
@@ -65,6 +66,19 @@ def silu_decoder(reader: ConfigReader) -> ModelShape:
     """Return the same with SwiGLU. Raises BadKey for another activation."""
     reader.only("hidden_act", "silu", why="only silu (SwiGLU) is supported")
     return decoder(reader)
+
+
+def biased_decoder(reader: ConfigReader) -> ModelShape:
+    """Return a decoder with SwiGLU whose linear layers have biases, or none has. Raises BadKey."""
+    bias = reader.flag("attention_bias")
+    if bias != reader.flag("mlp_bias"):
+        raise BadKey(("attention_bias",), "attention_bias and mlp_bias must be both true or both false here")
+    return replace(silu_decoder(reader), linear_bias=bias)
+
+
+def written_biases(shape: ModelShape) -> dict[str, Any]:
+    """Return whether attention and MLP have biases."""
+    return {"attention_bias": shape.linear_bias, "mlp_bias": shape.linear_bias}
 
 
 def only_if_given(reader: ConfigReader, key: str, value: str | int | None) -> None:

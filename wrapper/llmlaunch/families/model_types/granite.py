@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.documents.validate import BadKey
 from llmlaunch.families.config_keys import DECODER, ConfigKey, constant, read_keys
-from llmlaunch.families.decoder import OLD_CLASS, silu_decoder
+from llmlaunch.families.decoder import OLD_CLASS, biased_decoder, written_biases
 from llmlaunch.families.family import Family
 from llmlaunch.families.reader import ConfigReader
 from llmlaunch.models.shape import ModelShape, Multipliers
@@ -23,10 +22,7 @@ CONSTANTS = (
 
 def read(reader: ConfigReader) -> ModelShape:
     """The class multiplies by 1, too, and divides logits."""
-    bias = reader.flag("attention_bias")
-    if bias != reader.flag("mlp_bias"):
-        raise BadKey(("attention_bias",), "attention_bias and mlp_bias must be both true or both false here")
-    shape = replace(silu_decoder(reader), linear_bias=bias)
+    shape = biased_decoder(reader)
     scale = round(constant(reader, "attention_multiplier") ** -2, DIGITS)
     constants = Multipliers(**read_keys(reader, CONSTANTS), logits=1.0 / constant(reader, "logits_scaling"))
     return replace(shape, attention_scale=None if scale == shape.head_dim else scale, multipliers=constants)
@@ -35,8 +31,7 @@ def read(reader: ConfigReader) -> ModelShape:
 def write(shape: ModelShape) -> dict[str, Any]:
     constants = shape.multipliers or Multipliers()
     return {
-        "attention_bias": shape.linear_bias,
-        "mlp_bias": shape.linear_bias,
+        **written_biases(shape),
         "attention_multiplier": (shape.attention_scale or shape.head_dim) ** -0.5,
         "logits_scaling": 1.0 / (constants.logits or 1.0),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmlaunch.documents.validate import BadKey
 from llmlaunch.families.config_keys import DECODER
-from llmlaunch.families.decoder import COMMON, silu_decoder
+from llmlaunch.families.decoder import COMMON, biased_decoder, written_biases
 from llmlaunch.families.family import Family
 from llmlaunch.families.reader import ConfigReader
 from llmlaunch.families.windows import no_window
@@ -16,10 +16,7 @@ from llmlaunch.models.shape import ModelShape
 
 def read(reader: ConfigReader) -> ModelShape:
     no_window(reader)
-    bias = reader.flag("attention_bias")
-    if bias != reader.flag("mlp_bias"):
-        raise BadKey(("attention_bias",), "attention_bias and mlp_bias must be both true or both false here")
-    shape, listed = silu_decoder(reader), reader.get("no_rope_layers")
+    shape, listed = biased_decoder(reader), reader.get("no_rope_layers")
     every = reader.size("no_rope_layer_interval")
     if listed is not None:
         if not isinstance(listed, list) or len(listed) != shape.num_layers:
@@ -27,14 +24,13 @@ def read(reader: ConfigReader) -> ModelShape:
         every = (*listed, 0).index(0) + 1
         if listed != [int((layer + 1) % every > 0) for layer in range(shape.num_layers)]:
             raise BadKey(("no_rope_layers",), "other layers than at even distances are not supported; remove it")
-    return replace(shape, linear_bias=bias, no_rope_every=every if every <= shape.num_layers else 0)
+    return replace(shape, no_rope_every=every if every <= shape.num_layers else 0)
 
 
 def write(shape: ModelShape) -> dict[str, Any]:
     """The class pads with a token that not every vocabulary has."""
     return {
-        "attention_bias": shape.linear_bias,
-        "mlp_bias": shape.linear_bias,
+        **written_biases(shape),
         "no_rope_layer_interval": shape.no_rope_every or shape.num_layers + 1,
         "pad_token_id": None,
     }
