@@ -68,11 +68,9 @@ class HostFacts:
     checkpoint_parameter_bytes: float = 0.0
     checkpoint_state_bytes: float = 0.0
     # while a checkpoint is read, before any state is made, per parameter of the whole model: what each process holds,
-    # what the first holds alone, and what each reads file by file, no more than `loading_file_bytes` of it at a time
+    # and what the first holds alone
     loading_bytes: ByStage = NONE
     loading_first_bytes: ByStage = NONE
-    loading_by_file_bytes: ByStage = NONE
-    loading_file_bytes: float = 0.0
     loading_assumed: str = ""  # a sentence: which version of a library loads so
     loader_batches: int = 0  # micro-batches a rank that loads data holds ready
     loader_workers: int = 2  # processes of its loader

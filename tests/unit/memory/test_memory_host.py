@@ -141,36 +141,25 @@ def test_on_a_cpu_the_processes_are_the_host_memory_and_counted_once() -> None:
     assert {name for name, value in priced.host_terms.items() if value} == {"processes"}
 
 
-def loading(stage: int, transformers: str, processes: int = 8, techniques: Techniques = NO_TECHNIQUES) -> int:
-    job = Job(LLAMA3_8B, WORK, loading_facts(deepspeed_facts(), transformers), techniques=techniques)
+def loading(stage: int, processes: int = 8, techniques: Techniques = NO_TECHNIQUES) -> int:
+    job = Job(LLAMA3_8B, WORK, loading_facts(deepspeed_facts()), techniques=techniques)
     node = HostNode(processes=processes)
     return estimate(job, replace(DATA_8, zero_stage=stage), node=node).host_terms["loading"]
 
 
-def test_under_zero_3_transformers_5_reads_the_checkpoint_on_the_first_rank_alone() -> None:
-    assert loading(3, "5") == pytest.approx(2 * PARAMETERS, abs=8)
-    assert loading(3, "5", processes=1) == 2 * PARAMETERS
+def test_under_zero_3_the_first_rank_alone_reads_the_checkpoint() -> None:
+    assert loading(3) == pytest.approx(2 * PARAMETERS, abs=8)
+    assert loading(3, processes=1) == 2 * PARAMETERS
 
 
-def test_under_zero_3_transformers_4_reads_a_file_at_a_time_on_every_rank() -> None:
-    assert loading(3, "4") == 8 * 5e9
-    small = replace(LLAMA3_8B, num_layers=2, vocab_size=1024)
-    job = Job(small, WORK, loading_facts(deepspeed_facts(), "4"))
-    held = estimate(job, replace(DATA_8, zero_stage=3), node=NODE).host_terms["loading"]
-    assert held == 8 * 2 * count_parameters(small).total, "a checkpoint of one file that is smaller"
-
-
-@pytest.mark.parametrize("transformers", ["4", "5"])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_model_that_is_not_made_in_shards_is_whole_on_every_rank_while_it_is_loaded(
-    stage: int, transformers: str
-) -> None:
-    assert loading(stage, transformers) == 8 * 2 * PARAMETERS
+def test_a_model_that_is_not_made_in_shards_is_whole_on_every_rank_while_it_is_loaded(stage: int) -> None:
+    assert loading(stage) == 8 * 2 * PARAMETERS
 
 
 def test_states_that_come_later_take_the_memory_that_loading_has_let_go_of() -> None:
     offloaded = Techniques(offload_optimizer=1.0)
-    assert loading(3, "5", techniques=offloaded) == 0
+    assert loading(3, techniques=offloaded) == 0
     job = Job(LLAMA3_8B, WORK, loading_facts(deepspeed_facts()))
     terms = estimate(job, DATA_8, node=HostNode(processes=8, checkpoints=True)).host_terms
     assert terms["loading"] + terms["checkpoint"] == pytest.approx(8 * 2 * PARAMETERS, abs=8)

@@ -143,11 +143,11 @@ def _loading(job: Job, rows: RankColumns, node: HostNode) -> FloatColumn:
     hold what the others need not."""
     host, stage = job.facts.host, rows.layouts.zero_stage
     parameters = float(count_parameters(job.shape).total)
-    each, first, by_file = (
+    each, first = (
         np.asarray(size, dtype=np.float64)[stage] * parameters
-        for size in (host.loading_bytes, host.loading_first_bytes, host.loading_by_file_bytes)
+        for size in (host.loading_bytes, host.loading_first_bytes)
     )
-    return np.asarray(each + first / node.processes + np.minimum(by_file, host.loading_file_bytes))
+    return np.asarray(each + first / node.processes)
 
 
 def node_bytes(terms: Mapping[str, FloatColumn], node: HostNode) -> tuple[int, dict[str, int]]:

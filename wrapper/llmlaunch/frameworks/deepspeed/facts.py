@@ -384,29 +384,26 @@ def script_facts(facts: MemoryFacts, kind: str) -> MemoryFacts:
     return replace(facts, layer=replace(facts.layer, kernels=kernels), adapters=adapters)
 
 
-FILE_BYTES = 5e9  # of a checkpoint file as `save_pretrained` cuts them (modeling_utils.py, transformers 4.57)
-ASSUMED_TRANSFORMERS = "5"
 LOADING_NOTE = (
-    f"host memory while weights are loaded is that of Transformers {ASSUMED_TRANSFORMERS}: under ZeRO 3 the first rank "
+    "host memory while weights are loaded is that of Transformers 5: under ZeRO 3 the first rank "
     "alone holds the whole checkpoint, otherwise each rank does; 4.46 to 4.57 let every rank hold one file of it at a "
     "time under ZeRO 3"
 )
 
 
-def loading_facts(facts: MemoryFacts, transformers: str = ASSUMED_TRANSFORMERS) -> MemoryFacts:
-    """Return the facts of a model that `from_pretrained` loads, by Transformers' major version.
+def loading_facts(facts: MemoryFacts) -> MemoryFacts:
+    """Return the facts of a model that `from_pretrained` loads.
 
-    Under ZeRO 3 version 5 reads all files on rank 0, into one dictionary, while other ranks read shapes alone; 4.46 to
-    4.57 read file by file on every rank. Without `zero.Init` each rank makes the whole model on the host and moves it
-    (modeling_utils.py `_load_pretrained_model`, 5.23; `load_state_dict`, 4.57)."""
+    Under ZeRO 3 rank 0 reads all files into one dictionary, while other ranks read shapes alone. Without `zero.Init`
+    each rank makes the whole model on the host and moves it (modeling_utils.py `_load_pretrained_model`, 5.23)."""
     width = facts.states.parameter_bytes
-    whole = (width, width, width, 0.0)
-    if transformers == "5":
-        host = replace(facts.host, loading_bytes=whole, loading_first_bytes=(0.0, 0.0, 0.0, width))
-    else:
-        by_file = (0.0, 0.0, 0.0, width)
-        host = replace(facts.host, loading_bytes=whole, loading_by_file_bytes=by_file, loading_file_bytes=FILE_BYTES)
-    return replace(facts, host=replace(host, loading_assumed=LOADING_NOTE))
+    host = replace(
+        facts.host,
+        loading_bytes=(width, width, width, 0.0),
+        loading_first_bytes=(0.0, 0.0, 0.0, width),
+        loading_assumed=LOADING_NOTE,
+    )
+    return replace(facts, host=host)
 
 
 def resident_facts(facts: MemoryFacts, baseline_bytes: float | None = None) -> MemoryFacts:
