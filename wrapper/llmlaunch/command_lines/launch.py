@@ -90,12 +90,11 @@ def trainer_commands(script: Script) -> tuple[TrainerCommand, ...]:
 def trainer_command(
     words: Sequence[str],
     environment: Mapping[str, str] = {},
-    slurm: Options | None = None,
     folder: Path = Path(),
     place: str = "the command line",
 ) -> TrainerCommand | None:
     """Return the training that a command starts, None where it starts none."""
-    training = _of_shell(ShellCommand(tuple(words), environment, folder, 0, ""), slurm or {})
+    training = _of_shell(ShellCommand(tuple(words), environment, folder, 0, ""), {})
     if training is None:
         return None
     return replace(_complete(training.command, {}), place=place)
