@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.frameworks.registry import omitted_alone
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.earlier import rehearsals_of, rehearsed_ranks
@@ -83,8 +83,8 @@ def test_deepeps_buffers_are_priced_and_an_all_to_all_runs_in_their_place() -> N
 def test_a_trace_lacks_graphs_which_a_gpu_runs() -> None:
     """Overlapped micro-batches are traced as they run."""
     recipe = recipe_of("mixtral-8x7b", "layout.cuda_graphs=[attn]", "layout.overlap_expert_communication=true")
-    assert [each.name for each in omitted_alone(recipe, traced=False)] == []
-    names = [each.name for each in omitted_alone(recipe, traced=True)]
+    assert [each.name for each in framework_of(recipe).omitted_alone(recipe, traced=False)] == []
+    names = [each.name for each in framework_of(recipe).omitted_alone(recipe, traced=True)]
     assert names == ["cuda_graphs"]
 
 

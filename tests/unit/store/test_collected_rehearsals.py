@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.frameworks.registry import rank_alone
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.rehearsal.on_gpu import lone_rank
 from llmlaunch.rehearsal.ranks import ON_GPU
 from llmlaunch.rehearsal.records import records_of, shape_with_job
@@ -33,7 +33,7 @@ def alone(path: Path, job: Planned, **about: Any) -> RunDir:
     description |= shape_with_job(job.recipe, job.plan, what_runs(job, ON_GPU))
     lone_job = what_runs(job, ON_GPU)
     description["left_out"] = [omission.as_json() for omission in lone_job.omissions[RANK]]
-    word = rank_alone(lone_job.recipe, job.plan.layout, lone_job.rendered, RANK, STEPS)
+    word = framework_of(lone_job.recipe).rank_alone(lone_job.recipe, job.plan.layout, lone_job.rendered, RANK, STEPS)
     described = dict(lone_rank(lone_job, word, description, STEPS).described)
     run.run = {**described, "rehearsal": {**description, **about}}
     run.write("run.json", run.run)

@@ -22,7 +22,7 @@ from llmlaunch.calibration.margins import DEFAULT_RISK
 from llmlaunch.calibration.ratios import BOUNDING, own_runs
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.recorded import TABLES
-from llmlaunch.frameworks.registry import recorded_name
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.models.shape import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
@@ -264,7 +264,7 @@ def _own_runs_of(setting: Setting, notify: Notify) -> OwnRuns | None:
 
 
 def _rehearsed_layouts(setting: Setting) -> tuple[Rehearsal, ...]:
-    contents = _rehearsal_records(recorded_name(setting.recipe))
+    contents = _rehearsal_records(framework_of(setting.recipe).recorded_name(setting.recipe))
     if not contents:
         return ()
     from llmlaunch.rehearsal.earlier import rehearsals_of

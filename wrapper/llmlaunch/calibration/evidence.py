@@ -38,7 +38,7 @@ from pathlib import Path
 
 from llmlaunch.frameworks.argument import expands_segments
 from llmlaunch.frameworks.recorded import TABLES
-from llmlaunch.frameworks.registry import recorded_name
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
 
@@ -130,7 +130,7 @@ class JobClass:
 
 def job_class(recipe: Recipe) -> JobClass:
     """Return the class of measured runs that the recipe's jobs are compared with."""
-    name, training = recorded_name(recipe), recipe.training
+    name, training = framework_of(recipe).recorded_name(recipe), recipe.training
     return JobClass(
         backend=TABLES.get(name, name),
         mixture=recipe.model.moe is not None,

@@ -47,11 +47,13 @@ class Framework:
         raise NotImplementedError
 
     def recorded_name(self, recipe: Recipe) -> str:
-        """Return the backend's name in measurement records."""
+        """Return the backend's name in measurement records: what a framework runs that keeps other things in memory has
+        a name of its own."""
         return self.name
 
     def timed_name(self, recipe: Recipe) -> str:
-        """Return the name by which step times are told apart."""
+        """Return the name by which step times are told apart: that of the records, or that of the kind of script where
+        scripts of one framework take other times."""
         return self.recorded_name(recipe)
 
     def default_version(self) -> str | None:

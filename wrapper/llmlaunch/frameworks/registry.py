@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from llmlaunch.frameworks.base import Backend, OmittedTechnique, RankAlone, Rendered
+from llmlaunch.frameworks.base import Backend
 from llmlaunch.frameworks.framework import Framework
-from llmlaunch.layout import Layout
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.recipe.types import Recipe
 
@@ -32,28 +31,3 @@ def framework_of(recipe: Recipe) -> Framework:
 def backend_for(recipe: Recipe) -> Backend:
     """Return the backend of a validated recipe."""
     return framework_of(recipe).backend()
-
-
-def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int) -> RankAlone:
-    """Return one pipeline rank of the rendered job as a program of its own that runs `steps` steps.
-
-    Raises UserError for a rank or a job that cannot run alone.
-    """
-    return framework_of(recipe).rank_alone(recipe, layout, rendered, pipeline_rank, steps)
-
-
-def omitted_alone(recipe: Recipe, traced: bool) -> tuple[OmittedTechnique, ...]:
-    """Return the techniques of a planned recipe that one rank alone runs without: on a GPU, or `traced`."""
-    return framework_of(recipe).omitted_alone(recipe, traced)
-
-
-def recorded_name(recipe: Recipe) -> str:
-    """Return the backend name for measurement records: what a framework runs that keeps other things in memory is
-    recorded under a name of its own."""
-    return framework_of(recipe).recorded_name(recipe)
-
-
-def timed_name(recipe: Recipe) -> str:
-    """Return the backend by which step times are told apart: `recorded_name`, or the kind of script where scripts of
-    one framework take other times."""
-    return framework_of(recipe).timed_name(recipe)

@@ -19,7 +19,7 @@ from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.calibration.step_time_errors import JobKind, job_kind, step_time_error
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frameworks.checkpoints import expected_save_seconds, pause_seconds, resume_seconds
-from llmlaunch.frameworks.registry import timed_name
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.frozen import frozen
 from llmlaunch.planner.outlook import ExpectedEnd
 from llmlaunch.planner.plan import Candidate, JobLength
@@ -102,7 +102,9 @@ def _spread(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before: boo
 def kind_of_job(recipe: Recipe, techniques: Techniques) -> JobKind | None:
     """Return the kind of job by which step times were measured."""
     conversations = recipe.data.sft is not None
-    return job_kind(timed_name(recipe), recipe.model, techniques, recipe.cluster.accelerator, conversations)
+    return job_kind(
+        framework_of(recipe).timed_name(recipe), recipe.model, techniques, recipe.cluster.accelerator, conversations
+    )
 
 
 def _interval(

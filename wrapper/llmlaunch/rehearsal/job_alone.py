@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmlaunch.frameworks.base import OmittedTechnique, Rendered
-from llmlaunch.frameworks.registry import omitted_alone
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.setting import Setting
@@ -41,7 +41,7 @@ class JobAlone:
 def job_alone(setting: Setting, recipe: Recipe, plan: Plan, rendered: Rendered, traced: bool) -> JobAlone:
     """Return what runs on a GPU, or is `traced`. `recipe`, `plan` and `rendered` are the planned job's, which is
     returned as it is where nothing has to be left out."""
-    omitted = omitted_alone(recipe, traced)
+    omitted = framework_of(recipe).omitted_alone(recipe, traced)
     ranks = _estimated_ranks(setting, recipe, plan)
     omissions: list[tuple[Omission, ...]] = [()] * len(ranks)
     alone, chosen = recipe, plan.chosen

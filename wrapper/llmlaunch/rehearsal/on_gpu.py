@@ -15,7 +15,7 @@ from pathlib import Path
 from llmlaunch.documents.slurm_options import other_gres
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import RankAlone, Rendered
-from llmlaunch.frameworks.registry import rank_alone
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.run_files import latest_attempt
@@ -63,7 +63,10 @@ def run_alone(
     """
     if recipe.cluster.accelerator.kind != "gpu":
         raise UserError(f"{recipe.path}: is planned for {recipe.cluster.accelerator.name}, which is no GPU: submit it")
-    jobs_alone = [rank_alone(job.recipe, plan.layout, job.rendered, choice.pipeline_rank, STEPS) for choice in chosen]
+    jobs_alone = [
+        framework_of(job.recipe).rank_alone(job.recipe, plan.layout, job.rendered, choice.pipeline_rank, STEPS)
+        for choice in chosen
+    ]
     launcher = launcher_choice.launcher
     say(launcher_choice.why)
 

@@ -10,7 +10,7 @@ from llmlaunch.calibration.cases import recorded_job
 from llmlaunch.calibration.machines import machine_json
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.checkpoints import NON_PERSISTENT_FOLDER, save_seconds, tracker
-from llmlaunch.frameworks.registry import backend_for, recorded_name
+from llmlaunch.frameworks.registry import backend_for, framework_of
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import FewerNodes, Plan
 from llmlaunch.recipe.types import Recipe
@@ -62,7 +62,7 @@ def measurement_template(recipe: Recipe, plan: Plan) -> dict[str, object]:
         "repeats": None,
         "pipeline_rank": None,
         "rank_scope": None,
-        "backend": recorded_name(recipe),
+        "backend": framework_of(recipe).recorded_name(recipe),
         "backend_version": recipe.backend.runs_version,
         "gpu": "cpu" if accelerator.kind == "cpu" else accelerator.name,
         "gpu_memory_bytes": accelerator.memory_bytes,

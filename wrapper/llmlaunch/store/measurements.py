@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, delete, func, select
 from llmlaunch.calibration.records import REHEARSED
 from llmlaunch.documents.writing import replacing
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.registry import recorded_name
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.earlier import rehearsed_ranks
@@ -179,7 +179,7 @@ def write_rehearsed(connection: Connection, records: Sequence[Mapping[str, Any]]
 def rehearsed_of(store: Store, recipe: Recipe, plan: Plan) -> tuple[RehearsedRank, ...]:
     """Return the rehearsed pipeline ranks of the plan's very shape and framework version. `recipe` is as planned."""
     shape = shape_of(recipe, plan)["shape"]
-    texts = contents(store, Filters(family=REHEARSED, backend=recorded_name(recipe)))
+    texts = contents(store, Filters(family=REHEARSED, backend=framework_of(recipe).recorded_name(recipe)))
     return rehearsed_ranks([stored_json(content) for content in texts], shape, recipe, plan)
 
 

@@ -9,7 +9,7 @@ import pytest
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.registry import recorded_name
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.frameworks.resharding import reshards
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout
@@ -59,12 +59,12 @@ def test_in_fp32_only_checkpoints_of_a_gated_model_are_refused() -> None:
 def test_only_a_recipe_that_pins_it_gets_it() -> None:
     free = recipe_of("llama3-8b")
     assert make_plan(setting_of(free, MegatronLM())).layout.zero_stage <= 1
-    assert recorded_name(free) == "megatron-lm"
+    assert framework_of(free).recorded_name(free) == "megatron-lm"
     pinned = recipe_of("llama3-8b", "layout.zero_stage=[2, 3]")
     plan = make_plan(setting_of(pinned, MegatronLM()))
     assert plan.layout.zero_stage >= 2
     assert plan.layout.pipeline == 1
-    assert recorded_name(pinned) == "megatron-fsdp"
+    assert framework_of(pinned).recorded_name(pinned) == "megatron-fsdp"
 
 
 def test_its_neighbours_are_of_the_same_implementation() -> None:
