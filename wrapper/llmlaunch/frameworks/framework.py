@@ -80,11 +80,6 @@ class Framework:
         """Yield what is wrong with the framework's own source tree, where it is run from one."""
         yield from ()
 
-    def needed_variable(self, recipe: Recipe) -> str | None:
-        """Return the variable that must be set where the job is submitted because nothing else says where the
-        framework is; None where something does."""
-        return None
-
     def checkpoint_findings(
         self, recipe: Recipe, layout: Layout, folder: Path, names: Collection[str]
     ) -> Iterator[Finding]:

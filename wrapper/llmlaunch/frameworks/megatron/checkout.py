@@ -23,7 +23,7 @@ def checkout_findings(recipe: Recipe, environment: Mapping[str, str]) -> Iterato
     submitted."""
     named, variable = recipe.backend.path, environment.get(CHECKOUT_VARIABLE)
     if named is None and not variable:
-        if needs_checkout_variable(recipe):
+        if _needs_variable(recipe):
             yield _no_checkout(recipe)
         return
     key: KeyPath = ("backend", "path") if named is not None else ("backend",)
@@ -49,7 +49,7 @@ def checkout_findings(recipe: Recipe, environment: Mapping[str, str]) -> Iterato
         )
 
 
-def needs_checkout_variable(recipe: Recipe) -> bool:
+def _needs_variable(recipe: Recipe) -> bool:
     """Return whether only a variable where the job is submitted, or an image, can say where Megatron-LM is: the recipe
     names neither a checkout nor a script, exports no variable, and runs no setup lines that might."""
     backend, site = recipe.backend, recipe.cluster.site

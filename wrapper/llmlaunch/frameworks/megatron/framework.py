@@ -119,12 +119,6 @@ class MegatronLMFramework(OnMegatronCore):
 
         return checkout_findings(recipe, environment)
 
-    def needed_variable(self, recipe: Recipe) -> str | None:
-        from llmlaunch.frameworks.framework_version import CHECKOUT_VARIABLE
-        from llmlaunch.frameworks.megatron.checkout import needs_checkout_variable
-
-        return CHECKOUT_VARIABLE if needs_checkout_variable(recipe) else None
-
     def trace_notes(
         self, recipe: Recipe, folder: Path, versions: Mapping[str, str], how_to_get_one: str
     ) -> tuple[str, ...]:
