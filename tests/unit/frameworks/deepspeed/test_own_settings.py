@@ -13,28 +13,17 @@ from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.bucket_sizes import bucket_elements, live_parameters
 from llmlaunch.frameworks.deepspeed.settings import PLANNED
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
+from support.recipes import recipe_of
 
 LAYOUT = Layout(data=8, zero_stage=3)
-SCRIPT = {"script": "train.py", "script_kind": "hugging-face"}
+SCRIPT = "script: train.py, script_kind: hugging-face"
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    place = tmp_path_factory.mktemp("own") / "recipe.yaml"
-    document = {
-        "schema": 1,
-        "name": "own",
-        "model": "llama3.2-1b",
-        "backend": {"name": "deepspeed", **SCRIPT},
-        "cluster": "h100-80gb-x8",
-        "nodes": 1,
-        "training": {"sequence_length": 1024, "global_batch_size": 16, "steps": 10},
-        "data": {"mock": True},
-    }
-    place.write_text(json.dumps(document), "utf-8")
-    return load_recipe(place)
+def recipe() -> Recipe:
+    job = ("model=llama3.2-1b", "cluster=h100-80gb-x8", "nodes=1", "training.global_batch_size=128")
+    return recipe_of("llama2-7b-deepspeed", *job, f"backend={{name: deepspeed, {SCRIPT}}}")
 
 
 def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -15,31 +14,21 @@ from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.states import States, states
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.step import update_seconds
 from llmlaunch.workload import OptimizerFormats
 from support.changed_facts import changed
+from support.recipes import recipe_of
 
 BUCKET = 50_000_000
 TWO_NODES = Layout(data=16, zero_stage=3)
+SCRIPT = "script: train.py, script_kind: hugging-face"
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    place = tmp_path_factory.mktemp("zero") / "recipe.yaml"
-    document = {
-        "schema": 1,
-        "name": "zero",
-        "model": "llama3-8b",
-        "backend": {"name": "deepspeed", "script": "train.py", "script_kind": "hugging-face"},
-        "cluster": "h100-80gb-x8",
-        "nodes": 2,
-        "training": {"sequence_length": 1024, "global_batch_size": 128, "steps": 10},
-        "data": {"mock": True},
-    }
-    place.write_text(json.dumps(document), "utf-8")
-    return load_recipe(place)
+def recipe() -> Recipe:
+    job = ("model=llama3-8b", "cluster=h100-80gb-x8", "nodes=2", "training.global_batch_size=128")
+    return recipe_of("llama2-7b-deepspeed", *job, f"backend={{name: deepspeed, {SCRIPT}}}")
 
 
 def with_settings(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
