@@ -255,14 +255,9 @@ def with_cluster(source: RecipeSource, cluster: str | None) -> tuple[dict[str, A
     return _plain(first | document), tuple(notes)
 
 
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
 def dumped(document: Mapping[str, Any]) -> str:
     """Return the text of a recipe file."""
-    return yaml.dump(_plain(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.safe_dump(_plain(document), sort_keys=False, allow_unicode=True, width=110)
 
 
 def _plain(value: Any) -> Any:
