@@ -15,7 +15,6 @@ from llmlaunch.accuracy.scoring import ScoredRecord
 from llmlaunch.accuracy.summary import SIZES, grouped
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
-from llmlaunch.cluster.profile import Cluster
 from llmlaunch.report.accuracy_text import ERRORS, SIZE_NAMES, accuracy_json, accuracy_text, error_cells, fitting_table
 from llmlaunch.report.text import percent, signed_percent, table
 from validation.anchors import ANCHORS, anchor_bytes, anchor_summary
@@ -29,10 +28,10 @@ START, END = "<!-- accuracy -->", "<!-- end of accuracy -->"
 Family = Mapping[str, Any]
 
 
-def public_accuracy(scores: Sequence[ScoredRecord], clusters: Mapping[str, Cluster]) -> dict[str, Any]:
+def public_accuracy(scores: Sequence[ScoredRecord]) -> dict[str, Any]:
     """Return what `accuracy --json` prints of these records, with the published formulas: `anchors` of each record and
     family, and what each formula is and ignores."""
-    answer = accuracy_json(scores, clusters)
+    answer = accuracy_json(scores)
     for scored, record in zip(scores, answer["records"], strict=True):
         record["anchors"] = anchor_bytes(scored)
     for name, group in grouped(scores).items():
@@ -177,10 +176,9 @@ def main() -> None:
     parser.add_argument(
         "--anchors", action="store_true", help="print the published formulas with our errors, and write nothing"
     )
-    clusters = machines()
     prints = parser.parse_args().anchors
     records = [record for file in sorted(MEASUREMENTS.glob("*.jsonl")) for record in read_records(file)]
-    answer = public_accuracy(scores_of(records, clusters), clusters)
+    answer = public_accuracy(scores_of(records, machines()))
     if prints:
         print(f"{accuracy_text(answer)}\n\n{anchors_text(answer)}")
         return

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from llmlaunch.accuracy.scoring import ScoredRecord, card_memory_bytes
 from llmlaunch.calibration.evidence import DIED, FITTED, LIVED, TABLE, EvidenceRun, JobClass
-from llmlaunch.calibration.records import configuration_key, exclusion_reason, ran_out, read_records
+from llmlaunch.calibration.records import CONFIGURATION, Record, exclusion_reason, ran_out, read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.units import GIB
 from validation.scoring import scores_of
@@ -60,8 +60,13 @@ def evidence_runs(scores: Iterable[ScoredRecord]) -> list[EvidenceRun]:
     for scored in scores:
         observation = _observation(scored)
         if observation is not None:
-            by_configuration.setdefault(configuration_key(scored.record), []).append(observation)
+            by_configuration.setdefault(_configuration_key(scored.record), []).append(observation)
     return [run for observations in by_configuration.values() for run in _most_telling(observations)]
+
+
+def _configuration_key(record: Record) -> str:
+    """Return a text that is equal for records that agree in everything that was chosen."""
+    return json.dumps({key: record.get(key) for key in CONFIGURATION}, sort_keys=True)
 
 
 def _most_telling(observations: Sequence[Observation]) -> list[EvidenceRun]:

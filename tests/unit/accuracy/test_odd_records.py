@@ -65,7 +65,7 @@ def test_it_is_scored_or_one_message_says_why_not(
     except UserError:
         return
     scores = score_all(read, machines(), lambda _: NO_CORRECTION)
-    answer = accuracy_json(scores, machines())
+    answer = accuracy_json(scores)
     assert len(answer["records"]) == 2
     assert accuracy_text(answer)
     assert records_text(answer)

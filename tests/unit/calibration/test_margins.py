@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.calibration import ratios
 from llmlaunch.calibration.evidence import no_bound_sentence, runs_needed
-from llmlaunch.calibration.ratios import DEATH, Bound, Score, leave_one_out_bounds, upper_ratio
+from llmlaunch.calibration.ratios import DEATH, Bound, Score, upper_ratio
 
 RISKS = st.sampled_from([0.5, 0.3, 0.25, 0.2, 0.1, 0.05])
 LIVED = st.floats(0.2, 5.0, allow_nan=False)
@@ -67,13 +67,6 @@ def test_a_death_never_lowers_the_bound_nor_makes_one(scores: list[float], risk:
 @given(SCORES, RISKS, RISKS)
 def test_less_risk_is_never_a_lower_bound(scores: list[float], first: float, other: float) -> None:
     assert bound(scores, min(first, other)) >= bound(scores, max(first, other))
-
-
-@given(SCORES, RISKS)
-def test_left_out_is_the_bound_of_the_others(scores: list[float], risk: float) -> None:
-    assert leave_one_out_bounds(scores, risk) == [
-        upper_ratio(scores[:i] + scores[i + 1 :], risk) for i in range(len(scores))
-    ]
 
 
 @pytest.mark.parametrize(("risk", "needed"), [(0.5, 1), (0.1, 9), (0.05, 19), (0.03, 33), (0.01, 99), (0.001, 999)])

@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.accuracy.coverage import comparable_runs, coverage
-from llmlaunch.accuracy.scoring import score_all
 from llmlaunch.calibration.comparable_runs import RunClass, ratio_bound
 from llmlaunch.calibration.lessons import RatioBound
 from llmlaunch.calibration.peaks import scores_of_records
 from llmlaunch.cluster.cards import machines
-from llmlaunch.memory.job import NO_CORRECTION
 from support.measured_runs import CARD, run
 
 CLUSTERS = machines()
@@ -121,14 +118,3 @@ def test_reserved_peaks_stand_in_for_device_ones_and_never_below_one() -> None:
     assert result.ratio == 1.0
     assert "reserved" in result.sentence
     assert margin([*low, *measured()]).ratio == margin(measured()).ratio
-
-
-def test_coverage_is_reported_apart_for_what_a_planner_would_choose() -> None:
-    (pool,) = coverage(comparable_runs(score_all(measured(), CLUSTERS, lambda _: NO_CORRECTION), CLUSTERS))
-    assert (pool["backend"], pool["accelerator"], pool["peak_kind"], pool["runs"]) == ("megatron", H100, "device", 20)
-    at = {row["risk"]: row for row in pool["risks"]}
-    assert at[0.1]["covered"]["all"] == {"runs": 20, "share": 0.9}
-    assert at[0.1]["covered"]["near_limit"]["runs"] <= 20
-    assert at[0.05]["covered"] is not None
-    assert at[0.01]["covered"] is None
-    assert "99" in at[0.01]["reason"]

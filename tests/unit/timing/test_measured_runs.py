@@ -141,7 +141,7 @@ def test_step_times_of_public_hugging_face_and_deepspeed_runs_are_near() -> None
 
 def test_the_table_for_a_person_has_step_times() -> None:
     clusters = machines()
-    answer = accuracy_json([score(record, clusters) for record in records(TABLES)], clusters)
+    answer = accuracy_json([score(record, clusters) for record in records(TABLES)])
     lines = accuracy_text(answer).splitlines()
     start = lines.index("Predicted against measured step times (- is too fast)")
     family = f"{TABLES}/fits"

@@ -34,7 +34,7 @@ def found() -> list[ScoredRecord]:
 
 @pytest.fixture(scope="module")
 def answer(found: list[ScoredRecord]) -> dict[str, Any]:
-    return public_accuracy(found, machines())
+    return public_accuracy(found)
 
 
 def test_the_tables_of_the_accuracy_page_are_those_of_a_fresh_run(answer: dict[str, Any]) -> None:

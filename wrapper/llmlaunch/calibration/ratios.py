@@ -25,7 +25,6 @@ from llmlaunch.calibration.evidence import (
     EvidenceRun,
     JobClass,
     conformal_bound,
-    exact_risk,
     runs_needed,
 )
 
@@ -78,19 +77,6 @@ def upper_ratio(scores: Sequence[float], risk: float) -> float | None:
     """
     bound = conformal_bound(scores, risk)
     return bound if bound is not None and math.isfinite(bound) else None
-
-
-def leave_one_out_bounds(scores: Sequence[float], risk: float) -> list[float | None]:
-    """Return for each score the `upper_ratio` of all others."""
-    index = math.ceil(len(scores) * (1 - exact_risk(risk)))
-    if index > len(scores) - 1:
-        return [None] * len(scores)
-    order = sorted(range(len(scores)), key=scores.__getitem__)
-    at = {index: position for position, index in enumerate(order)}
-    ranked = [scores[index] for index in order]
-    index = max(index, 1)
-    bounds = [ranked[index if at[i] < index else index - 1] for i in range(len(scores))]
-    return [bound if math.isfinite(bound) else None for bound in bounds]
 
 
 def bound_at(risk: float, scores: Sequence[Score]) -> Bound:

@@ -215,11 +215,6 @@ def card_bytes(record: Record, clusters: Mapping[str, Cluster]) -> int | None:
     return cluster.accelerator.memory_bytes if cluster else None
 
 
-def configuration_key(record: Record) -> str:
-    """Return a text that is equal for records that agree in everything that was chosen."""
-    return json.dumps({key: record.get(key) for key in CONFIGURATION}, sort_keys=True)
-
-
 def exclusion_reason(record: Record) -> str | None:
     """Return in a few words why a record says nothing of other runs, or None if it does.
 

@@ -58,7 +58,7 @@ def accuracy_command(
         notify("no measurements in the store yet; give a FILE of records, or run a recipe: llmlaunch submit RECIPE")
     with waiting_for(f"scoring {counted(len(records), 'record')}"):
         scores = score_all(records, clusters, corrections.of)
-    answer = accuracy_json(scores, clusters) | corrections.as_json()
+    answer = accuracy_json(scores) | corrections.as_json()
     if as_json:
         print_json(answer)
     else:

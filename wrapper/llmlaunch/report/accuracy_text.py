@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmlaunch.accuracy.coverage import comparable_runs, coverage
 from llmlaunch.accuracy.scoring import ScoredRecord
 from llmlaunch.accuracy.summary import by_size, families, grouped, throughput, underestimates
 from llmlaunch.accuracy.verdicts import verdicts
-from llmlaunch.cluster.profile import Cluster
 from llmlaunch.report.terminal import shown_on
 from llmlaunch.report.text import one_line, percent, signed_percent, table
 from llmlaunch.units import gib
@@ -24,8 +22,8 @@ SPARED = ("worst record", "median")  # on a narrow screen; --records shows each 
 
 
 def accuracy_text(answer: Mapping[str, Any]) -> str:
-    """Measured peaks by size first, then by family and parts of families, outcomes, margins, what was
-    assumed, and what is not compared or not supported and why. `answer` is what `accuracy --json` prints."""
+    """Return what `accuracy` prints: measured peaks by size first, then by family and parts of families, outcomes, what
+    was assumed, and what is not compared or not supported and why. `answer` is what `accuracy --json` prints."""
     families: Mapping[str, Family] = answer["families"]
     parts = [
         _sizes(answer["sizes"]),
@@ -35,7 +33,6 @@ def accuracy_text(answer: Mapping[str, Any]) -> str:
         _outcomes(families),
         _verdicts(answer["verdicts"]),
         _throughput(families),
-        _margins(answer["margins"]),
         _assumed(answer["records"]),
         _reasons("Priced and not compared", families, "not_compared"),
         _reasons("Not supported", families, "unsupported"),
@@ -159,34 +156,6 @@ def _speeds(f: Mapping[str, Any]) -> list[str]:
     return [str(f["records"]), *errors, "-" if order is None else f"{order:.3f}", f["worst_id"]]
 
 
-def _margins(pools: Sequence[Mapping[str, Any]]) -> str:
-    """Where a bound exists: how far above its prediction a run may peak, and how often that held for each run
-    bounded by the others."""
-    rows = [
-        [*_pool(pool), f"{row['risk']:g}", f"{row['upper_ratio']:.3f}", *_covered(row)]
-        for pool in pools
-        for row in pool["risks"]
-        if row["upper_ratio"] is not None
-    ]
-    head = ["backend, accelerator, peak", "runs", "died", "risk", "ratio", "held", "near the limit", "fastest safe"]
-    refused = len([1 for pool in pools for row in pool["risks"] if row["upper_ratio"] is None])
-    title = "Measured / predicted is at most this ratio, but for the risk; and where it held for runs left out of it"
-    end = f"\n  {refused} more have too few runs, or too many that died, for a bound" if refused else ""
-    return _section(title, head, rows, end)
-
-
-def _pool(pool: Mapping[str, Any]) -> list[str]:
-    return [f"{pool['backend']}, {pool['accelerator']}, {pool['peak_kind']}", str(pool["runs"]), str(pool["died"])]
-
-
-def _covered(row: Mapping[str, Any]) -> list[str]:
-    names = ("all", "near_limit", "fastest_safe")
-    if row["covered"] is None:
-        return ["-" for _ in names]
-    shares = [row["covered"][name] for name in names]
-    return ["-" if not s["runs"] else f"{percent(s['share'])} of {s['runs']}" for s in shares]
-
-
 def _assumed(records: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(
         (f"{record['family']}/{record['peak_kind']}", f"{field} = {value}")
@@ -206,16 +175,14 @@ def _counts(title: str, counts: Mapping[tuple[str, str], int]) -> str:
     return "\n".join([title, *lines]) if lines else ""
 
 
-def accuracy_json(records: Sequence[ScoredRecord], clusters: Mapping[str, Cluster]) -> dict[str, Any]:
-    """Return `records` in input order, `families` by "family/kind", `sizes` and `underestimates` over all of them, and
-    `margins` by backend, accelerator and kind."""
+def accuracy_json(records: Sequence[ScoredRecord]) -> dict[str, Any]:
+    """Return `records` in input order, `families` by "family/kind", `sizes` and `underestimates` over all of them."""
     answer: dict[str, Any] = {
         "records": [scored.as_json() for scored in records],
         "families": families(records),
         "verdicts": verdicts(records),
         "sizes": by_size(records),
         "underestimates": underestimates(records),
-        "margins": coverage(comparable_runs(records, clusters)),
     }
     for name, group in grouped(records).items():
         if speeds := throughput(group):
