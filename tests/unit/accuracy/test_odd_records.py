@@ -15,7 +15,6 @@ from llmlaunch.accuracy.scoring import score_all
 from llmlaunch.calibration.records import problem, read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
-from llmlaunch.memory.job import NO_CORRECTION
 from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text, records_text
 from support.measured_runs import run
 
@@ -64,7 +63,7 @@ def test_it_is_scored_or_one_message_says_why_not(
         read = read_records(file)
     except UserError:
         return
-    scores = score_all(read, machines(), lambda _: NO_CORRECTION)
+    scores = score_all(read, machines())
     answer = accuracy_json(scores)
     assert len(answer["records"]) == 2
     assert accuracy_text(answer)

@@ -13,7 +13,6 @@ from llmlaunch.accuracy.summary import by_size, families
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
-from llmlaunch.memory.job import NO_CORRECTION
 from support.measured_runs import run
 from validation.scoring import score
 
@@ -154,8 +153,8 @@ def test_a_refusal_says_what_and_why(on_a_cpu: dict[str, Any], changes: dict[str
 
 def test_ranks_of_one_run_are_priced_once_and_as_each_alone() -> None:
     some = [{**run(number, 1.0), "id": f"{number}/{rank}"} for number in (1, 2) for rank in (1, 2)]
-    together = score_all(some, machines(), lambda record: NO_CORRECTION)
-    alone = [score for record in some for score in score_all([record], machines(), lambda record: NO_CORRECTION)]
+    together = score_all(some, machines())
+    alone = [score for record in some for score in score_all([record], machines())]
     assert together == alone
     assert together[0].case is together[1].case is not together[2].case
 

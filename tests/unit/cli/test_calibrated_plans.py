@@ -22,7 +22,6 @@ from support.calibrated import calibration, score
 from support.checkouts import megatron_checkout
 from support.command_line import CommandLine
 from support.measured_runs import run
-from support.measured_runs import run as measured_run
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 CARD = "h100-80gb"
@@ -115,7 +114,7 @@ def test_a_calibration_that_cannot_be_had_is_refused_by_name(llmlaunch: CommandL
 def test_a_risk_rests_on_its_scores_and_on_no_pricing(llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = calibration([score(1.0 + i / 1000) for i in range(100)], accelerator=CARD)
     stored(mine)
-    monkeypatch.setitem(sys.modules, "llmlaunch.accuracy.coverage", None)
+    monkeypatch.setitem(sys.modules, "llmlaunch.calibration.peaks", None)
     memory = checked(llmlaunch, "memory.risk=0.01")["memory"]
     assert (memory["runs"], memory["risk"]) == (100, 0.01)
     assert memory["limit_bytes"] == pytest.approx(memory["memory_bytes"] / 1.099, abs=2)
@@ -179,31 +178,6 @@ def test_one_of_an_earlier_formula_may_add_and_never_take_off_and_bounds_nothing
         memory["limit_bytes"] == checked(llmlaunch, "memory={risk: 0.05, calibration: none}")["memory"]["limit_bytes"]
     )
     assert err.count(f"warning: calibration {mine.id} was made for an earlier version of the formula") == 1
-
-
-def test_accuracy_prices_with_one_where_it_is_asked_to_and_says_so(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    measured, other = measured_run(0, 1.1), {**measured_run(1, 1.0), "gpu": "A100"}
-    file = tmp_path / "runs.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in (measured, other)))
-    mine = calibration(torch_share=0.1, outside_bytes=0.0, accelerator=CARD)
-    stored(mine)
-
-    def predicted(*options: str) -> tuple[list[int], object]:
-        answer = llmlaunch.json("accuracy", file, *options)
-        return [record["predicted_bytes"] for record in answer["records"]], answer.get("calibrations")
-
-    plain, nothing = predicted()
-    assert nothing is None
-    assert predicted("--calibration", "none") == (plain, None)
-    for name in ("in-use", mine.id):
-        corrected, calibrations = predicted("--calibration", name)
-        assert calibrations == {mine.id: 1}
-        assert plain[0] < corrected[0] < 1.1 * plain[0]
-        assert corrected[1] == plain[1], "another accelerator"
-    text, _ = llmlaunch("accuracy", file, "--calibration", "in-use")
-    assert f"Corrected by calibration {mine.id}: 1 record" in text
-    _, err = llmlaunch("accuracy", file, "--calibration", "no-such", code=2)
-    assert "--calibration no-such: the store holds none" in err
 
 
 def damage(path: Path) -> None:

@@ -386,7 +386,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "nodes": ["as_json", "cluster", "forgive"],
         "collect": ["as_json", "recipe", "words"],
         "measurements": [],
-        "accuracy": ["as_json", "calibration", "each", "files"],
+        "accuracy": ["as_json", "each", "files"],
         "calibrate": ["accelerator", "as_json", "backend", "dry_run"],
         "explain-args": ["as_json", "fallback", "names", "run"],
         "doctor": [

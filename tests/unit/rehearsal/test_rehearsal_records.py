@@ -12,7 +12,6 @@ from llmlaunch.accuracy.summary import families
 from llmlaunch.calibration.records import problem
 from llmlaunch.calibration.step_times import predicted_seconds, timed_runs
 from llmlaunch.cluster.cards import machines
-from llmlaunch.memory.job import NO_CORRECTION
 from llmlaunch.rehearsal.earlier import rehearsed_ranks
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.timing.correction import TimeCorrection
@@ -72,13 +71,13 @@ def test_priced_again_it_is_predicted_as_the_plan_predicted_it(kind: str) -> Non
     comparison explains, not one that the formula for the job may be bent to."""
     for rank in range(JOB.plan.layout.pipeline):
         for record in records(JOB, traced(JOB, rank) if kind == "trace" else on_gpu(JOB, rank)):
-            [again] = score_all([record], machines(), lambda _: NO_CORRECTION)
+            [again] = score_all([record], machines())
             assert again.supported, again.reason
             assert again.predicted_bytes == record["predicted_bytes"], (rank, record["peak_kind"])
 
 
 def test_accuracy_shows_them_as_a_family_of_their_own() -> None:
-    found = score_all(records(JOB, traced(JOB, 0, 1.1)), machines(), lambda _: NO_CORRECTION)
+    found = score_all(records(JOB, traced(JOB, 0, 1.1)), machines())
     assert list(families(found)) == ["rehearsed/allocated"]
 
 

@@ -13,7 +13,6 @@ from llmlaunch.accuracy.scoring import ScoredRecord, score_all
 from llmlaunch.accuracy.summary import SIZES, families
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
-from llmlaunch.memory.job import NO_CORRECTION
 from llmlaunch.report.accuracy_text import (
     accuracy_json,
     accuracy_text,
@@ -45,7 +44,7 @@ def test_accuracy_has_the_published_shape(answer: dict[str, Any]) -> None:
 
 def test_public_records_are_priced_but_those_of_trainers_that_nobody_can_launch() -> None:
     public = [record for file in sorted(DATA.glob("*.jsonl")) for record in read_records(file)]
-    scores = score_all(public, machines(), lambda _: NO_CORRECTION)
+    scores = score_all(public, machines())
     assert sum(scored.supported for scored in scores) > len(scores) // 2
     fork = [scored for scored in scores if scored.record["family"] == "bigscience"]
     assert fork

@@ -14,7 +14,6 @@ import pytest
 from llmlaunch.accuracy.scoring import score_all
 from llmlaunch.calibration.records import problem, read_records
 from llmlaunch.cluster.cards import machines
-from llmlaunch.memory.job import NO_CORRECTION
 from validation.scoring import score
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu"
@@ -93,6 +92,6 @@ def test_records_of_framework_steps_are_priced(name: str, planned: dict[str, Any
     (oom,) = measured_records(planned["run"], ABOUT, {"oom": None}, "framework_steps")
     assert problem(oom) is None
     allocated, _ = measured_records(planned["run"], ABOUT, PEAKS, "framework_steps")
-    [scored] = score_all([allocated], machines(), lambda _: NO_CORRECTION)
+    [scored] = score_all([allocated], machines())
     assert scored.reason is None, name
     assert oom["gpu_memory_bytes"] == 80 * 2**30

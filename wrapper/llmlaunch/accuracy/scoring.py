@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import Estimate, RankEstimate, estimate
 from llmlaunch.memory.host import HostNode
-from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.progress import counting
 from llmlaunch.timing.step import step_time
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
@@ -79,28 +78,22 @@ class ScoredRecord:
         return {**named, "measured_bytes": self.measured_bytes, **{name: getattr(self, name) for name in JSON_NAMES}}
 
 
-def score_all(
-    records: Iterable[Record], clusters: Mapping[str, Cluster], correction_of: Callable[[Record], Correction]
-) -> list[ScoredRecord]:
+def score_all(records: Iterable[Record], clusters: Mapping[str, Cluster]) -> list[ScoredRecord]:
     """Score every record, in order. Ranks and repeats of one run are records that differ in what was measured alone, so
     they are priced once. `clusters` are the machines of known accelerators (`cluster.cards.machines`)."""
     by_question: dict[str, ScoredRecord] = {}
     scores = []
     for record in counting("records", list(records)):
-        correction = correction_of(record)
         aside = ANSWERS if record["gpu"] == CPU else (*ANSWERS, "baseline_bytes")
-        question = json.dumps([{key: record[key] for key in record if key not in aside}, repr(correction)])
+        question = json.dumps({key: record[key] for key in record if key not in aside})
         if question not in by_question:
-            by_question[question] = score(record, case_or_reason(record, clusters), clusters, correction)
+            by_question[question] = score(record, case_or_reason(record, clusters), clusters)
         scores.append(replace(by_question[question], record=record))
     return scores
 
 
-def score(
-    record: Record, case: Case | str, clusters: Mapping[str, Cluster], correction: Correction = NO_CORRECTION
-) -> ScoredRecord:
-    """Price one record, whose `case` is a reason where it cannot be priced. `correction` is in every number of
-    bytes."""
+def score(record: Record, case: Case | str, clusters: Mapping[str, Cluster]) -> ScoredRecord:
+    """Price one record, whose `case` is a reason where it cannot be priced."""
     if record["peak_kind"] not in (*PRICED, *OUTCOMES):
         known = ", ".join((*PRICED, *OUTCOMES))
         return ScoredRecord(record, False, f"peak_kind {record['peak_kind']!r} is not predicted; known are {known}")
@@ -108,7 +101,7 @@ def score(
         return ScoredRecord(record, supported=False, reason=case)
     try:
         node = _node(record, case, clusters)
-        priced = estimate(replace(case.job, correction=correction), case.layout, case.num_microbatches, node=node)
+        priced = estimate(case.job, case.layout, case.num_microbatches, node=node)
         seconds = _step_seconds(case)
         limit, most = _limits(record, case.job_class)
     except (ArithmeticError, AttributeError, IndexError, MemoryError, TypeError, ValueError):

@@ -22,19 +22,7 @@ POOR_ERROR = 0.1  # a mean error beyond which a family is worth calibrating
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print every record and family as JSON.")
 @click.option("--records", "each", is_flag=True, help="Also a line for each record.")
-@click.option(
-    "--calibration",
-    default="none",
-    show_default=True,
-    metavar="ID|in-use|none",
-    help="Price with what was learned: the calibration of that id, or the one in use for each backend and accelerator.",
-)
-def accuracy_command(
-    files: tuple[Path, ...],
-    as_json: bool,
-    each: bool,
-    calibration: str,
-) -> int:
+def accuracy_command(files: tuple[Path, ...], as_json: bool, each: bool) -> int:
     """Score the estimator on measured records: those of each FILE, JSON lines (docs/store.md says the format), or
     without one those of the store. Finished runs are collected first.
 
@@ -45,26 +33,21 @@ def accuracy_command(
     Exit code 0. 2: a file is no measurements. 3: an estimate cannot be right, which is a bug of llmlaunch.
     """
     from llmlaunch.accuracy.scoring import refuse_broken, score_all
-    from llmlaunch.app.corrections import Corrections
     from llmlaunch.app.stored_runs import whole_records
     from llmlaunch.calibration.records import read_records
     from llmlaunch.cluster.cards import machines
     from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text, records_text
 
-    clusters = machines()
-    corrections = Corrections(calibration, clusters)
     records = [record for file in files for record in read_records(file)] if files else whole_records(notify)
     if not records:
         notify("no measurements in the store yet; give a FILE of records, or run a recipe: llmlaunch submit RECIPE")
     with waiting_for(f"scoring {counted(len(records), 'record')}"):
-        scores = score_all(records, clusters, corrections.of)
-    answer = accuracy_json(scores) | corrections.as_json()
+        scores = score_all(records, machines())
+    answer = accuracy_json(scores)
     if as_json:
         print_json(answer)
     else:
         click.echo((records_text(answer) + "\n\n" if each else "") + accuracy_text(answer))
-        for line in corrections.lines():
-            click.echo(line)
         say_next(*(_next_steps(answer["families"], files, each) if records else _first_runs()))
     refuse_broken(scores)
     return 0
