@@ -381,7 +381,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "report": ["as_json", "html", "on", "run"],
         "logs": ["attempt", "follow", "job", "node", "on", "raw", "run", "tail"],
         "cancel": ["on", "runs"],
-        "resume": ["anyway", "as_json", "from_older", "local", "no_exclude", "on", "options", "replan", "run"],
+        "resume": ["anyway", "as_json", "from_older", "local", "no_exclude", "on", "options", "run"],
         "runs": ["as_json", "cluster", "file", "launcher", "limit", "on", "recipe", "since", "states"],
         "nodes": ["as_json", "cluster", "forgive"],
         "collect": ["as_json", "recipe", "words"],

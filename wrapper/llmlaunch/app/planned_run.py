@@ -319,20 +319,6 @@ def _kept_to_lock(recipe: Recipe) -> Recipe:
     return keeping_to(recipe, read_lock(path), path)
 
 
-def replan_rendered(directory: Path) -> tuple[PlannedRun, PlannedRun]:
-    """Return the plan of a run directory, priced by what is known today, and what planning its recipe anew would
-    choose.
-
-    Raises:
-        UserError: the directory cannot be read, or its recipe cannot be planned any more.
-    """
-    from llmlaunch.app.rendered_job import rendered_job, rendered_recipe
-
-    recipe = rendered_recipe(directory)
-    kept = plan_loaded(rendered_job(directory, recipe)[0], unlocked=recipe)
-    return kept, kept.replanned() or kept
-
-
 def plan_loaded(
     recipe: Recipe,
     notify: Notify = ignore,

@@ -9,7 +9,7 @@ import click
 from llmlaunch.app.run_lookup import directory_of, submission_in
 from llmlaunch.cli.next_steps import run_path, while_going_on
 from llmlaunch.cli.on_host import HostCommand
-from llmlaunch.cli.output import notify, print_json, say, say_next
+from llmlaunch.cli.output import notify, print_json, say_next
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.run_files import can_be_resumed
 from llmlaunch.rundir.files import read_run_id
@@ -69,7 +69,6 @@ def _cancel(run: str) -> Path:
     "--from-older", is_flag=True, help="Also from an older checkpoint than the last one saved, or from step 0."
 )
 @click.option("--no-exclude", is_flag=True, help="Also on nodes that ended earlier runs.")
-@click.option("--replan", is_flag=True, help="Say what planning anew would change and gain; submit nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the submission as JSON.")
 def resume_command(
     run: str,
@@ -78,7 +77,6 @@ def resume_command(
     local: bool,
     from_older: bool,
     no_exclude: bool,
-    replan: bool,
     as_json: bool,
 ) -> int:
     """Submit RUN's directory again when its last job has ended; also one that was never submitted, or whose submit
@@ -88,7 +86,8 @@ def resume_command(
     it go on from the newest whole checkpoint there is, or from step 0. What follows `--` goes to sbatch, where it wins
     over the script.
 
-    The plan stays the one that was rendered, whatever would be chosen today; --replan says what that would be.
+    The plan stays the one that was rendered, whatever would be chosen today; `llmlaunch diff RUN RECIPE` says what
+    that would be.
 
     \b
     llmlaunch resume last
@@ -99,9 +98,6 @@ def resume_command(
     from llmlaunch.app.submission import resubmit
 
     directory = directory_of(run, notify)
-    if replan:
-        _say_replan(directory)
-        return 0
     submission = resubmit(
         directory, options, notify, anyway=anyway, local=local, from_older=from_older, exclude_nodes=not no_exclude
     )
@@ -119,18 +115,3 @@ def resume_command(
         return 0
     say_next(*while_going_on(directory))
     return 0
-
-
-def _say_replan(directory: Path) -> None:
-    from llmlaunch.app.planned_run import replan_rendered
-    from llmlaunch.planner.fallbacks import can_load
-    from llmlaunch.report.plan_text import replan_text
-
-    kept, anew = replan_rendered(directory)
-    say(f"{directory}: {replan_text(kept.plan, anew.plan)}")
-    if kept.plan.chosen.layout == anew.plan.chosen.layout:
-        return
-    loads = can_load(kept.setting.recipe, kept.plan.chosen, anew.plan.chosen)
-    saved = kept.recipe.training.checkpoint_path
-    checkpoints = f"the checkpoints in {saved} {'can' if loads else 'cannot'} be loaded by it. " if saved else ""
-    say(f"{checkpoints}resume keeps the plan; to train with the new one, submit the recipe again.")
