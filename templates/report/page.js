@@ -221,68 +221,10 @@
     };
   }
 
-  function scatter(place, chart) {
-    const wide = Math.max(place.clientWidth, 240), side = Math.min(wide, 520);
-    const points = chart.points, values = points.flatMap((p) => [p[0], p[1]]);
-    const low = Math.log10(Math.min(...values) / 1.3), high = Math.log10(Math.max(...values) * 1.3);
-    const inner = side - LEFT - RIGHT, tall = inner + TOP + BOTTOM;
-    const x = (value) => LEFT + ((Math.log10(value) - low) / (high - low)) * inner;
-    const y = (value) => TOP + inner - ((Math.log10(value) - low) / (high - low)) * inner;
-    const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("viewBox", `0 0 ${wide} ${tall}`);
-    svg.setAttribute("aria-hidden", "true");
-    const marks = high - low < 0.7 ? ticks(Math.pow(10, low), Math.pow(10, high), 5) : [];
-    for (let power = marks.length ? Infinity : Math.floor(low); power <= Math.ceil(high); power++)
-      for (const factor of high - low > 2 ? [1] : [1, 2, 5]) { const mark = factor * Math.pow(10, power); if (Math.log10(mark) >= low && Math.log10(mark) <= high) marks.push(mark); }
-    for (const mark of marks) {
-      shape(svg, "line", { class: "axis", x1: LEFT, x2: LEFT + inner, y1: y(mark), y2: y(mark) });
-      shape(svg, "line", { class: "axis", y1: TOP, y2: TOP + inner, x1: x(mark), x2: x(mark) });
-      shape(svg, "text", { x: LEFT - 9, y: y(mark) + 4, "text-anchor": "end" }, shown(mark));
-      shape(svg, "text", { x: x(mark), y: TOP + inner + 19, "text-anchor": "middle" }, shown(mark));
-    }
-    shape(svg, "text", { x: LEFT + inner / 2, y: tall - 6, "text-anchor": "middle" }, chart.x);
-    shape(svg, "text", { transform: `translate(13 ${TOP + inner / 2}) rotate(-90)`, "text-anchor": "middle" }, chart.y);
-    shape(svg, "line", { class: "rule", x1: LEFT, y1: TOP + inner, x2: LEFT + inner, y2: TOP, stroke: colour("soft") });
-    const drawn = points.map((p) => {
-      const mine = p[3], cx = x(p[0]), cy = y(p[1]);
-      return mine
-        ? shape(svg, "path", { d: `M${cx} ${cy - 8}l8 8l-8 8l-8 -8z`, fill: colour("bad"), stroke: colour("sheet"), "stroke-width": 2 })
-        : shape(svg, "circle", { cx, cy, r: 4.5, fill: colour("weights"), "fill-opacity": 0.65, stroke: colour("sheet"), "stroke-width": 1 });
-    });
-    const ring = shape(svg, "circle", { r: 10, fill: "none", stroke: colour("ink"), "stroke-width": 2, visibility: "hidden" });
-    place.replaceChildren(svg);
-    drawn.forEach((_, index) => { if (points[index][3]) svg.append(drawn[index]); });
-    let at = Math.max(points.findIndex((p) => p[3]), 0);
-    function point(index) {
-      at = Math.min(Math.max(index, 0), points.length - 1);
-      const p = points[at], box = place.getBoundingClientRect(), scale = box.width / wide;
-      ring.setAttribute("visibility", "visible");
-      ring.setAttribute("cx", x(p[0]));
-      ring.setAttribute("cy", y(p[1]));
-      const top = box.top + y(p[1]) * scale;
-      showTip(p[2], [["measured", shown(p[0]) + " " + chart.unit], ["predicted", shown(p[1]) + " " + chart.unit], ["error", ((100 * p[1]) / p[0] - 100).toFixed(1).replace(/^(?=\d)/, "+") + " %"]], { left: box.left + x(p[0]) * scale, width: 0, top: top - 10, bottom: top + 10 });
-    }
-    function leave() { ring.setAttribute("visibility", "hidden"); hideTip(); }
-    place.onpointermove = (event) => {
-      const box = place.getBoundingClientRect(), px = ((event.clientX - box.left) * wide) / box.width, py = ((event.clientY - box.top) * wide) / box.width;
-      let best = 0, least = Infinity;
-      points.forEach((p, index) => { const d = (x(p[0]) - px) ** 2 + (y(p[1]) - py) ** 2; if (d < least) { least = d; best = index; } });
-      if (least < 1600) point(best); else leave();
-    };
-    place.onpointerleave = leave;
-    place.onfocus = () => point(at);
-    place.onblur = leave;
-    place.onkeydown = (event) => {
-      if (event.key === "ArrowRight") { event.preventDefault(); point(at + 1); }
-      if (event.key === "ArrowLeft") { event.preventDefault(); point(at - 1); }
-    };
-  }
-
-  const kinds = { lines, scatter };
   function drawAll() {
     for (const id in data.charts || {}) {
       const place = document.getElementById(id);
-      if (place) kinds[data.charts[id].kind](place, data.charts[id]);
+      if (place) lines(place, data.charts[id]);
     }
   }
   drawAll();

@@ -230,11 +230,3 @@ def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path, llmlaunch: Co
 def test_json_is_printed_alone(tmp_path: Path, llmlaunch: CommandLine) -> None:
     run = restarted_run(tmp_path / "run")
     assert llmlaunch.json("report", run.path)["run"]["name"] == "tiny"
-
-
-def test_runs_of_the_store_are_points_and_this_one_is_marked(tmp_path: Path, llmlaunch: CommandLine) -> None:
-    for number in range(3):
-        run = finished_cpu_run(tmp_path / f"run{number}", run_id=f"tiny-20260101T000000Z-000{number}")
-        llmlaunch("collect", run.path)
-    points = llmlaunch.json("report", tmp_path / "run1")["store"]["points"]
-    assert sorted((point["run_id"][-1], point["this"]) for point in points) == [("0", False), ("1", True), ("2", False)]

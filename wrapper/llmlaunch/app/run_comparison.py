@@ -1,15 +1,10 @@
-"""Predictions beside measurements: of one run, and of all runs of the store."""
+"""Predictions of one run beside its measurements."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from llmlaunch.app.messages import Notify
-from llmlaunch.errors import UserError
-
-MOST_STORED = 1000  # other runs, the newest
 MEASURED_KINDS = ("allocated", "reserved")  # of torch's allocator, beside the run's own kind
 
 Record = dict[str, Any]
@@ -38,41 +33,3 @@ def compared(
 def _row(name: str, unit: str, predicted: float | None, measured: float | None) -> Record:
     error = predicted / measured - 1.0 if predicted and measured else None
     return {"name": name, "unit": unit, "predicted": predicted, "measured": measured, "error": error}
-
-
-def stored_peaks(run_id: str | None, notify: Notify, missing: list[str]) -> Record:
-    """Return predicted and measured peaks of the store's runs, this one marked; a sentence to `missing` where there
-    are none."""
-    from llmlaunch.store.location import existing_store, short_wait_seconds
-
-    nothing: Record = {"runs": 0, "mean_absolute_error": None, "points": []}
-    location = existing_store()
-    if location is None:
-        missing.append("There is no store yet, so there are no other runs to compare with.")
-        return nothing
-    from llmlaunch.store.collect import open_collected
-    from llmlaunch.store.runs import list_runs
-
-    try:
-        with open_collected(notify, short_wait_seconds(location)) as store:
-            listed = list_runs(store)
-    except UserError as failure:
-        missing.append(f"The store cannot be read, so there are no other runs to compare with: {failure}")
-        return nothing
-    both = [run for run in listed if run.predicted_bytes and run.measured_bytes][:MOST_STORED]
-    if not both:
-        missing.append("No run of the store has both a predicted and a measured peak yet.")
-        return nothing
-    errors = [abs((run.predicted_bytes or 0) / (run.measured_bytes or 1) - 1.0) for run in both]
-    points = [
-        {
-            "run_id": run.run_id,
-            "recipe": run.recipe,
-            "peak_kind": run.peak_kind,
-            "predicted_bytes": run.predicted_bytes,
-            "measured_bytes": run.measured_bytes,
-            "this": run.run_id == run_id,
-        }
-        for run in both
-    ]
-    return {"runs": len(both), "mean_absolute_error": statistics.fmean(errors), "points": points}

@@ -1,4 +1,4 @@
-"""All that one run's files, its launcher and the store say of it, as `report --json` prints it."""
+"""All that one run's files and its launcher say of it, as `report --json` prints it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmlaunch.app.messages import Notify
-from llmlaunch.app.run_comparison import MEASURED_KINDS, compared, stored_peaks
+from llmlaunch.app.run_comparison import MEASURED_KINDS, compared
 from llmlaunch.app.run_lookup import note_ends, submission_in
 from llmlaunch.app.run_series import Point, StepTrace, memory_trace, step_trace, thinned
 from llmlaunch.causes.cause import sentence
@@ -73,7 +73,6 @@ def run_report(directory: Path, notify: Notify) -> Record:
         "memory": memory,
         "steps": steps,
         "compared": _compared(files, plan, memory, steps, measured),
-        "store": stored_peaks(files.run_id, notify, missing),
         "recipe": _recipe(files),
         "versions": _versions(files),
         "files": _files(files),

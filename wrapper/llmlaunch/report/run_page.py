@@ -1,4 +1,4 @@
-"""The report of one run as a page for a browser: state, attempts, memory, loss, step time, and other runs beside it."""
+"""The report of one run as a page for a browser: state, attempts, memory, loss and step time."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def _stage_row(stage: Record) -> list[str]:
 
 def _pictures(report: Record) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return what the template says of each picture, and what its script draws, by the picture's id."""
-    drawn = [_memory_curves(report), _loss_curve(report), _pace_curve(report), _store_scatter(report)]
+    drawn = [_memory_curves(report), _loss_curve(report), _pace_curve(report)]
     pictures = [{"legend": [], **picture} for picture, _ in drawn]
     return pictures, {picture["id"]: chart for picture, chart in drawn if chart is not None}
 
@@ -335,7 +335,7 @@ def _memory_curves(report: Record) -> tuple[dict[str, Any], dict[str, Any] | Non
         if size
     ]
     chart = {
-        **{"kind": "lines", "x": "time since the first sample", "unit": "GiB", "clock": True, "zero": True},
+        **{"x": "time since the first sample", "unit": "GiB", "clock": True, "zero": True},
         **{"series": series, "rules": rules},
     }
     rows = [
@@ -399,49 +399,8 @@ def _step_curve(
         for each in series
         for point in _evenly(each["points"], max(MOST_ROWS // len(series), 2))
     ]
-    drawn = {"kind": "lines", "x": "step", "series": series, "marks": marks, **chart}
+    drawn = {"x": "step", "series": series, "marks": marks, **chart}
     return picture | {"about": f"{about}.", "head": ["", "median", "least", "most"], "rows": rows}, drawn
-
-
-def _store_scatter(report: Record) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    store = report["store"]
-    picture = {
-        "id": "all-runs",
-        "title": "Predicted against measured, all runs of the store",
-        "lacks": "No run of the store has both a predicted and a measured peak yet.",
-        "rows": [],
-    }
-    if not store["points"]:
-        return picture, None
-    points = [
-        [
-            round(each["measured_bytes"] / GIB, 4),
-            round(each["predicted_bytes"] / GIB, 4),
-            _run_words(each),
-            each["this"],
-        ]
-        for each in store["points"]
-    ]
-    rows = [
-        [
-            _run_words(each),
-            each["peak_kind"] or DASH,
-            gib(each["predicted_bytes"]),
-            gib(each["measured_bytes"]),
-            error_words(each["predicted_bytes"] / each["measured_bytes"] - 1),
-        ]
-        for each in store["points"][:MOST_ROWS]
-    ]
-    about = (
-        f"Peaks of {counted(store['runs'], 'run')}, predictions off by {100 * store['mean_absolute_error']:.1f} % in "
-        "the mean. On the dashed line a prediction was right, above it too high; this run is the diamond."
-    )
-    chart = {"kind": "scatter", "x": "measured, GiB", "y": "predicted, GiB", "unit": "GiB", "points": points}
-    return picture | {"about": about, "head": ["run", "peak", "predicted", "measured", "error"], "rows": rows}, chart
-
-
-def _run_words(point: Record) -> str:
-    return ", ".join(filter(None, [point["recipe"], point["run_id"]]))
 
 
 def _facts(report: Record) -> list[tuple[str, str]]:
