@@ -6,10 +6,8 @@ tells the same under sid's.
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
-import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -160,18 +158,6 @@ def a_stopped_run_is_resumed_from_its_checkpoint(site: Site, home: str) -> None:
     assert training.phase()["phase"] == "succeeded"
 
 
-def a_node_without_gpus_says_why_its_copies_were_not_measured(site: Site, home: str) -> None:
-    """`llmlaunch doctor --host` inside an allocation: srun starts the probe on a node of it."""
-    person = site.person(home)
-    words = ("--nodes=1", "--ntasks=1", f"--nodelist={site.common[0]}", "--output=host.out")
-    ended = site.cluster.run(person.home, *words, f"--wrap={sys.executable} -m llmlaunch doctor --host --json")
-    said = (person.home / "host.out").read_text()
-    assert ended == "0:0", said
-    report = json.loads(said[said.index("{") :])
-    assert (report["node"], report["devices"]) == (site.common[0], 0)
-    assert "there is no NVIDIA driver here" in report["problem"]
-
-
 def a_cancelled_job_saves_and_stays_away(site: Site, home: str) -> None:
     person = site.person(home)
     training = slow_saver(person, person.home, site.only(*site.common), steps=2000, save_seconds=1)
@@ -261,7 +247,6 @@ PROMISES = by_name(
     where_requeueing_is_forbidden_a_chain_of_jobs_goes_on,
     the_accounting_outlives_the_memory_of_the_controller,
     a_stopped_run_is_resumed_from_its_checkpoint,
-    a_node_without_gpus_says_why_its_copies_were_not_measured,
     a_cancelled_job_saves_and_stays_away,
     a_submitted_job_is_followed_to_its_last_step,
     status_and_logs_tell_of_a_job_that_has_ended,

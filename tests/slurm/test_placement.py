@@ -132,25 +132,12 @@ def without_a_matrix_slurms_own_topology_decides(person: Person) -> None:
         assert "over fewer slow links" in placed["why"]
 
 
-def a_node_without_gpus_says_why_its_copies_were_not_measured(person: Person) -> None:
-    """`doctor --host` inside an allocation: the real srun starts the probe on a node of it."""
-    doctor = f"{sys.executable} -m llmlaunch doctor --host --json"
-    ended = person.cluster.run(person.home, "--nodes=1", "--ntasks=1", "--output=host.out", f"--wrap={doctor}")
-    said = (person.home / "host.out").read_text()
-    assert ended == "0:0", said
-    report = json.loads(said[said.index("{") :])
-    assert (report["devices"], "alone" in report) == (0, False)
-    assert "there is no NVIDIA driver here" in report["problem"]
-    assert report["node"] in person.cluster.nodes
-
-
 STORIES = by_name(
     the_network_is_measured_in_an_allocation_and_the_next_job_is_placed_by_it,
     ranks_follow_the_order_that_a_measured_matrix_makes_best,
     without_a_matrix_slurms_own_topology_decides,
     without_matrix_and_topology_the_order_is_slurms_and_the_record_says_so,
     placement_that_fails_leaves_slurms_order_and_the_job_succeeds,
-    a_node_without_gpus_says_why_its_copies_were_not_measured,
 )
 
 

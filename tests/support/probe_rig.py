@@ -105,13 +105,13 @@ class ProbeRig(NodeRig):
         return peaks
 
 
-def build_libcuda(folder: Path, *defines: str, source: str = "fake_libcuda.c") -> Path:
+def build_libcuda(folder: Path, *defines: str) -> Path:
     """The stand-in of the driver's library, compiled."""
     compiler = shutil.which("cc")
     assert compiler, "no C compiler for the stand-in driver: apt-get install gcc libc6-dev"
     library = folder / "libcuda.so.1"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *defines]
-    subprocess.run([compiler, *flags, "-o", str(library), str(HERE / source)], check=True)
+    subprocess.run([compiler, *flags, "-o", str(library), str(HERE / "fake_libcuda.c")], check=True)
     return library
 
 

@@ -390,7 +390,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "calibrate": ["accelerator", "as_json", "backend", "dry_run"],
         "explain-args": ["as_json", "fallback", "names", "run"],
         "doctor": [
-            *("as_json", "container", "devices", "frameworks", "host", "local", "message_mib", "network", "nodes"),
+            *("as_json", "container", "devices", "frameworks", "local", "message_mib", "network", "nodes"),
             *("python", "rehearsal", "repeats", "save"),
         ],
         "completion": ["shell"],

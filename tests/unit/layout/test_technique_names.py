@@ -16,9 +16,7 @@ HOME, FRAMEWORKS = PACKAGE / "techniques", PACKAGE / "frameworks"
 OTHER_MEANINGS = {
     "adapters": {
         "calibration/step_time_errors.py": "how a page says what is trained",
-        "launchers/host_bandwidth.py": "adapters of a network",
         "tracing/megatron_rank.py": "settings that frameworks/ writes; the tracer imports nothing of llmlaunch",
-        "trainers/host_bandwidth.py": "adapters of a network",
     },
     "cuda_graphs": {"effects/cuda_graphs.py": "a term of an estimate"},
     "loss": {

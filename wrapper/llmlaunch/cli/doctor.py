@@ -1,5 +1,4 @@
-"""`llmlaunch doctor`: what this site has: the bandwidth between its nodes and between a node's devices and its memory,
-and what a training environment holds."""
+"""`llmlaunch doctor`: what this site has: the bandwidth between its nodes, and what a training environment holds."""
 
 from __future__ import annotations
 
@@ -24,12 +23,11 @@ if TYPE_CHECKING:
 
 
 RECIPES = (".yaml", ".yml")
-ONE_THING = "look at one thing at a time: --network, --host, --container, --frameworks or --rehearsal"
+ONE_THING = "look at one thing at a time: --network, --container, --frameworks or --rehearsal"
 
 
 @click.command("doctor")
 @click.option("--network", is_flag=True, help="Measure the bandwidth between every two nodes of this allocation.")
-@click.option("--host", is_flag=True, help="Measure a node's copies between devices and host; name its adapters.")
 @click.option("--container", metavar="IMAGE|RECIPE", help="Say which versions are in a container, on one node.")
 @click.option(
     "--frameworks", is_flag=False, flag_value="", metavar="[PYTHON|RECIPE]", help="The same of an interpreter."
@@ -54,7 +52,6 @@ ONE_THING = "look at one thing at a time: --network, --host, --container, --fram
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def doctor_command(
     network: bool,
-    host: bool,
     container: str | None,
     frameworks: str | None,
     rehearsal: bool,
@@ -71,9 +68,6 @@ def doctor_command(
 
     With --network: measure the links between nodes, and with --save keep what was measured for placing jobs.
 
-    With --host: copy between each device of one node and its memory, alone and all at once, and name the adapters;
-    what it prints is for a cluster profile.
-
     With --container or --frameworks: start one process where a training would run, and say which torch, CUDA,
     Megatron core, Transformer Engine, DeepSpeed and Transformers are there. It is kept, and recipes that run there are
     rendered for those versions.
@@ -84,18 +78,16 @@ def doctor_command(
     llmlaunch doctor --container recipe.yaml
     llmlaunch doctor --network --save mine.yaml
     """
-    looks = [network, host, container is not None, frameworks is not None, rehearsal]
+    looks = [network, container is not None, frameworks is not None, rehearsal]
     if sum(looks) > 1:
         raise UserError(ONE_THING)
     if rehearsal:
         return _show_trace_environment(as_json)
-    if host:
-        return _show_host(local is not None, python, message_mib * 2**20, repeats, as_json)
     if network:
         return _show_network(save, nodes, local, devices, python, message_mib * 2**20, repeats, as_json)
     if any(looks):
         return _show_environment(container, frameworks, python, local is not None, as_json)
-    raise UserError("say what to look at: --network, --host, --container IMAGE, --frameworks or --rehearsal")
+    raise UserError("say what to look at: --network, --container IMAGE, --frameworks or --rehearsal")
 
 
 def _show_network(
@@ -128,27 +120,6 @@ def _show_network(
         click.echo(_summary(measured))
         priced = (to_type("check", "RECIPE", f"cluster={save}"), "priced with the measured links")
         say_next(priced if save else (to_type("doctor", "--network", "--save", "PROFILE"), "keeps it for placing jobs"))
-    return 0
-
-
-def _show_host(local: bool, python: str | None, message_bytes: int, repeats: int, as_json: bool) -> int:
-    from llmlaunch.launchers.bandwidth import BandwidthProbe, default_python
-    from llmlaunch.launchers.host_bandwidth import measure_host
-
-    if not local and not os.environ.get("SLURM_JOB_ID"):
-        typed = to_type("doctor", "--host")
-        raise UserError(
-            "not inside a SLURM allocation; give it a whole node and all its devices:\n"
-            f"  salloc --nodes=1 --exclusive --gpus-per-node=G {typed}\n"
-            "or look at this machine: --local"
-        )
-    probe = BandwidthProbe(python or default_python(), message_bytes=message_bytes, repeats=repeats)
-    report = measure_host(local, probe, notify)
-    if as_json:
-        print_json(dict(report.content))
-    else:
-        click.echo(report.text())
-        say_next((to_type("init", "--site"), "a profile of this cluster to put it into"))
     return 0
 
 

@@ -215,7 +215,7 @@ class _LinkKeys:
 
 @section
 class _HostLinkKeys:
-    """Copies between a device and its node's memory, as llmlaunch doctor --host measures them."""
+    """Copies between a device and its node's memory, as NVIDIA's nvbandwidth measures them."""
 
     gigabytes_per_second: Speed = key(
         "What each device copies in the slower direction while all devices of the node copy, in units of 1e9 bytes"

@@ -7,7 +7,6 @@ from pathlib import Path
 TRAINER = Path(__file__).parent / "deepspeed/train.py"
 TRAINER_MODULES = tuple(sorted(TRAINER.parent.glob("*.py")))  # copied into run directories together
 NETWORK_BANDWIDTH = Path(__file__).with_name("network_bandwidth.py")
-HOST_BANDWIDTH = Path(__file__).with_name("host_bandwidth.py")
 HOOK = Path(__file__).with_name("hook.py")  # copied as hook/sitecustomize.py
 MEMORY_PROBE = Path(__file__).with_name("memory_probe.py")  # copied beside it as llmlaunch_memory_probe.py
 PREFLIGHT = Path(__file__).with_name("preflight.py")
