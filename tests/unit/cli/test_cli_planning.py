@@ -136,12 +136,12 @@ def test_an_even_network_is_said_to_gain_nothing_and_an_unknown_one_is_not_spoke
     assert llmlaunch.json("check", recipe)["placement"] is None
 
 
-def test_a_bad_matrix_is_one_message_with_its_line(llmlaunch: CommandLine, tmp_path: Path) -> None:
+def test_a_bad_matrix_is_one_message_with_its_place(llmlaunch: CommandLine, tmp_path: Path) -> None:
     recipe = site(tmp_path, [[10e9] * 4] * 4)
     path = tmp_path / "links.json"
     path.write_text(path.read_text().replace("10.0", "NaN", 1))
     done = llmlaunch("check", recipe, code=2)
-    assert "links.json:5: gigabytes_per_second[0][1]: n0 to n1 is NaN" in done.stderr
+    assert "links.json: gigabytes_per_second[0][1]: n0 to n1 is NaN" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -75,14 +74,14 @@ def merged(old: BandwidthMatrix, new: BandwidthMatrix) -> BandwidthMatrix:
 def read_matrix(path: Path) -> BandwidthMatrix:
     """Return the matrix in a file.
 
-    Raises `UserError` with file, line, problem and remedy unless it is complete, positive and square.
+    Raises `UserError` with file, place, problem and remedy unless it is complete, positive and square.
     """
-    return _Reader(path, read_text(path, _MAX_BYTES)).matrix()
+    return _Reader(path).matrix()
 
 
 class _Reader:
-    def __init__(self, path: Path, text: str) -> None:
-        self.path, self.text = path, text
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def matrix(self) -> BandwidthMatrix:
         document = self._document()
@@ -104,20 +103,20 @@ class _Reader:
 
     def _document(self) -> dict[str, Any]:
         try:
-            document = json.loads(self.text, object_pairs_hook=_once)
+            document = json.loads(read_text(self.path, _MAX_BYTES), object_pairs_hook=_once)
         except ValueError as error:
             line = getattr(error, "lineno", 1)
             raise UserError(f"{self.path}:{line}: is not valid JSON: {error}; {_AGAIN}") from None
         except RecursionError:
             raise UserError(f"{self.path}: is nested too deep for a matrix of bandwidths; {_AGAIN}") from None
         if not isinstance(document, dict):
-            raise UserError(f"{self.path}:1: is no JSON object with nodes and {_SPEEDS}; {_AGAIN}")
+            raise UserError(f"{self.path}: is no JSON object with nodes and {_SPEEDS}; {_AGAIN}")
         for key in document:
             if key not in _KEYS:
                 raise self._wrong((key,), f"is not a known key; known: {', '.join(_KEYS)}")
         for key in _KEYS[:3]:
             if key not in document:
-                raise UserError(f"{self.path}:1: {key}: is missing; {_AGAIN}")
+                raise UserError(f"{self.path}: {key}: is missing; {_AGAIN}")
         if document["schema"] != 1:
             raise self._wrong(("schema",), "is another version of the format than 1; use the llmlaunch that wrote it")
         return document
@@ -165,8 +164,8 @@ class _Reader:
             )
 
     def _wrong(self, key: Key, problem: str) -> UserError:
-        named = ".".join(map(str, key[:1])) + "".join(f"[{part}]" for part in key[1:])
-        return UserError(f"{self.path}:{place_of(self.text, key)}: {named}: {problem}")
+        named = str(key[0]) + "".join(f"[{part}]" for part in key[1:])
+        return UserError(f"{self.path}: {named}: {problem}")
 
 
 def _problem(speed: Any) -> str | None:
@@ -191,47 +190,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return shortened(text)
-
-
-_BLANK = re.compile(r"[ \t\n\r]*")
-_DECODER = json.JSONDecoder()
-
-
-def place_of(text: str, key: tuple[str | int, ...]) -> int:
-    """Return the line, from 1, of the value at `key` in valid JSON, or of the nearest enclosing value that exists.
-
-    Python's own reader reports places of syntax errors only; this scans the text again, when a message needs it.
-    """
-    at = _skip(text, 0)
-    for wanted in key:
-        inner = dict(_members(text, at)).get(wanted)
-        if inner is None:
-            break
-        at = inner
-    return text.count("\n", 0, at) + 1
-
-
-def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
-    """Yield (key or index, position) of each member of the object or list that begins at `at`."""
-    if text[at] not in "{[":
-        return
-    named, index = text[at] == "{", 0
-    at = _skip(text, at + 1)
-    while text[at] not in "}]":
-        key: str | int = index
-        if named:
-            key, at = _DECODER.raw_decode(text, at)
-            at = _skip(text, _skip(text, at) + 1)
-        yield key, at
-        at = _skip(text, _DECODER.raw_decode(text, at)[1])
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-        index += 1
-
-
-def _skip(text: str, at: int) -> int:
-    blank = _BLANK.match(text, at)
-    return at if blank is None else blank.end()
 
 
 @frozen
