@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from llmlaunch.verdicts import JUDGED
 SIZES = {"above_40_gib": (40.0, math.inf), "from_8_to_40_gib": (8.0, 40.0), "below_8_gib": (0.0, 8.0)}
 SMALL_BYTES = 8 * GIB  # of a peak below it a constant of the driver is a tenth
 MOST_UNDERESTIMATES = 10
-STEADY_SPREAD = 0.05  # (largest - smallest) / peak of a record's repeats
 
 
 def grouped(scores: Iterable[ScoredRecord]) -> dict[str, list[ScoredRecord]]:
@@ -49,7 +47,7 @@ def _summary(group: Sequence[ScoredRecord]) -> dict[str, Any]:
         summary["not_compared"] = dict(aside)
     if group[0].record["peak_kind"] in OUTCOMES:
         return {**summary, **_outcomes(priced)}
-    return {**summary, **errors(priced), "groups": _subgroups(priced)}
+    return {**summary, **errors(priced)}
 
 
 def errors(scores: Iterable[ScoredRecord]) -> dict[str, Any]:
@@ -121,36 +119,6 @@ def underestimates(scores: Iterable[ScoredRecord]) -> list[dict[str, Any]]:
         for scored in large
     ]
     return sorted((row for row in rows if row["error"] < 0), key=lambda row: row["error"])[:MOST_UNDERESTIMATES]
-
-
-def _subgroups(priced: Sequence[ScoredRecord]) -> dict[str, dict[str, Any]]:
-    """Return the errors of parts of a family that may err differently; a part that is empty or whole is left out."""
-    parts: dict[str, Callable[[ScoredRecord], bool]] = {
-        "dense": lambda scored: scored.job is not None and not scored.job.mixture,
-        "moe": lambda scored: scored.job is not None and scored.job.mixture,
-        **{size: partial(_has_size, size) for size in SIZES},
-        "from_8_gib": lambda scored: (scored.measured_bytes or 0) >= SMALL_BYTES,
-        "repeats_agree": lambda scored: _spread(scored.record) <= STEADY_SPREAD,
-        "repeats_differ": lambda scored: _spread(scored.record) > STEADY_SPREAD,
-    }
-    groups = {}
-    for name, belongs in parts.items():
-        part = [scored for scored in priced if belongs(scored)]
-        if 0 < len(part) < len(priced):
-            groups[name] = {"records": len(part), **errors(part)}
-    return groups
-
-
-def _has_size(size: str, scored: ScoredRecord) -> bool:
-    return _size_of(scored) == size
-
-
-def _spread(record: Record) -> float:
-    """Return how far the repeats of one record lie apart, as a share of its peak; 0 if it was measured once."""
-    repeats, peak = record.get("repeats"), record["peak_bytes"]
-    if not repeats or not peak:
-        return 0.0
-    return float((repeats["max_bytes"] - repeats["min_bytes"]) / peak)
 
 
 def judged(scored: ScoredRecord) -> bool:

@@ -22,14 +22,13 @@ SPARED = ("worst record", "median")  # on a narrow screen; --records shows each 
 
 
 def accuracy_text(answer: Mapping[str, Any]) -> str:
-    """Return what `accuracy` prints: measured peaks by size first, then by family and parts of families, outcomes, what
-    was assumed, and what is not compared or not supported and why. `answer` is what `accuracy --json` prints."""
+    """Return what `accuracy` prints: measured peaks by size first, then by family, outcomes, what was assumed, and what
+    is not compared or not supported and why. `answer` is what `accuracy --json` prints."""
     families: Mapping[str, Family] = answer["families"]
     parts = [
         _sizes(answer["sizes"]),
         _underestimates(answer["underestimates"]),
         _peaks(families),
-        _groups(families),
         _outcomes(families),
         _verdicts(answer["verdicts"]),
         _throughput(families),
@@ -106,16 +105,6 @@ def _peaks(families: Mapping[str, Family]) -> str:
     rows = [[n, str(f["records"]), str(f["supported"]), *error_cells(f)] for n, f in families.items() if "mape" in f]
     title = "Predicted against measured peaks by family (- is too low)"
     return _section(title, ["family/peak", "records", "priced", *ERRORS], rows)
-
-
-def _groups(families: Mapping[str, Family]) -> str:
-    rows = [
-        [f"{n}: {group.replace('_', ' ')}", str(f["records"]), *error_cells(f)]
-        for n, family in families.items()
-        for group, f in family.get("groups", {}).items()
-        if "mape" in f and group != "from_8_gib"  # the two larger sizes stand there
-    ]
-    return _section("Parts of these families", ["part", "priced", *ERRORS], rows)
 
 
 def _outcomes(families: Mapping[str, Family]) -> str:
