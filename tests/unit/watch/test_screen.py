@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from watched_run import TerminalStream
 
+from llmlaunch.cli.output import standard_streams
 from llmlaunch.errors import OutputLost
 from llmlaunch.watch.screen import Screen
 
@@ -56,24 +57,26 @@ def test_a_sentence_is_folded_between_words_on_a_terminal_alone(monkeypatch: pyt
 
 WATCHES = """
 import os, signal, sys, time
+from llmlaunch.cli.output import standard_streams
 from llmlaunch.errors import OutputLost
 from llmlaunch.watch.screen import Screen, outliving_the_terminal
 from pathlib import Path
 lasting, out = sys.argv[1] == "lasting", Path(sys.argv[2])
-screen, other = Screen(sys.stdout, lasting), Screen(sys.stderr, lasting)
-try:
-    with outliving_the_terminal():
-        while not screen.gone and not other.gone:
-            screen.say("a step")
-            screen.show(["in place"])
-            time.sleep(0.01)
-        for _ in range(3):
-            screen.say("more")
-            other.say("and more")
-        print("what was never asked for", file=sys.stderr, flush=True)
-    out.write_text("to the end")
-except OutputLost:
-    out.write_text("nobody reads")
+with standard_streams():
+    screen, other = Screen(sys.stdout, lasting), Screen(sys.stderr, lasting)
+    try:
+        with outliving_the_terminal():
+            while not screen.gone:
+                screen.say("a step")
+                screen.show(["in place"])
+                time.sleep(0.01)
+            for _ in range(3):
+                screen.say("more")
+                other.say("and more")
+            print("what was never asked for", file=sys.stderr, flush=True)
+        out.write_text("to the end")
+    except OutputLost:
+        out.write_text("nobody reads")
 """
 
 
@@ -94,7 +97,9 @@ def test_a_reader_that_goes_away(tmp_path: Path, what: str, lasting: str, end: s
     assert (tmp_path / "out").read_text() == end
 
 
-def test_a_full_disk_is_no_reader_that_went_away() -> None:
-    with open("/dev/full", "w") as full, pytest.raises(OutputLost, match="No space") as lost:  # noqa: PTH123
-        Screen(full).say("x" * 10_000)
+def test_a_full_disk_is_no_reader_that_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", full)
+        with standard_streams(), pytest.raises(OutputLost, match="No space") as lost:
+            Screen(sys.stdout).say("x" * 10_000)
     assert (lost.value.reader_gone, lost.value.exit_code) == (False, 1)

@@ -7,7 +7,6 @@ caller to say.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import sys
@@ -23,8 +22,8 @@ from llmlaunch.rundir.values import printable
 
 class Screen:
     """`say` writes lines that stay; `show` lines that the next words replace: on a terminal alone, elsewhere they are
-    left out. Where it cannot be written any more, OutputLost is raised; with `lasting` the screen falls silent instead,
-    and says so on stderr where the disk is full."""
+    left out. Where a command's stdout cannot be written any more, it raises OutputLost; with `lasting` the screen falls
+    silent instead, and says so on stderr where the disk is full."""
 
     def __init__(self, stream: TextIO, lasting: bool = False) -> None:
         self.live = stream.isatty()
@@ -70,15 +69,12 @@ class Screen:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, OutputLost) as failure:
+        except OutputLost as lost:
             self.gone = True
-            _into_the_void(self._stream)
-            lost = failure if isinstance(failure, OutputLost) else OutputLost(failure)
             if not self._lasting:
-                raise lost from failure
+                raise
             if not lost.reader_gone and self._stream is not sys.stderr:
-                with contextlib.suppress(OSError):
-                    sys.stderr.write(f"warning: {lost}; the run goes on\n")
+                sys.stderr.write(f"warning: {lost}; the run goes on\n")
 
 
 @contextlib.contextmanager
@@ -92,22 +88,3 @@ def outliving_the_terminal() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def _into_the_void(stream: TextIO) -> None:
-    """What is left in the buffers, of stderr too, has nowhere to go; flushed at exit it would fail again."""
-    for candidate in {stream, sys.stdout, sys.stderr}:
-        with contextlib.suppress(OSError, ValueError):
-            number = candidate.fileno()
-            if candidate is stream or not _writable(number):
-                void = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(void, number)
-                os.close(void)
-
-
-def _writable(number: int) -> bool:
-    try:
-        os.write(number, b"")
-    except OSError:
-        return False
-    return True
