@@ -86,7 +86,7 @@ def test_offload_of_an_unknown_amount_is_refused(results: list[ScoredRecord], re
         (b"[1]\n", "not a JSON object"),
         (b"{\n", "is not JSON"),
         (b'{"id": "x"}\n', "lacks family"),
-        (b'{"id": NaN}\n', "NaN is no number"),
+        (b'{"id": NaN}\n', "NaN is not a number JSON knows"),
         (b"\xff\xfe", "not UTF-8"),
     ],
 )

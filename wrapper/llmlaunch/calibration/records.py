@@ -3,17 +3,16 @@ other runs. Everything here is told from the record alone, before it is priced."
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, cast, get_args, get_origin, get_type_hints
 
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.documents.literals import is_deeper_than
+from llmlaunch.documents.json_strict import strict_object
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.recorded import TABLES
-from llmlaunch.rundir.foreign_values import MOST_WHOLE, number_in
+from llmlaunch.rundir.foreign_values import MOST_WHOLE
 from llmlaunch.rundir.regular_files import read_bytes
 from llmlaunch.rundir.values import shortened, to_type
 
@@ -118,28 +117,17 @@ def read_records(path: Path) -> list[MeasurementRecord]:
 
 def _record(path: Path, number: int, line: str) -> MeasurementRecord:
     try:
-        record = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
-    except ValueError as failure:
-        raise UserError(f"{path}:{number}: is not JSON ({failure}); mend or remove the line") from None
+        record = strict_object(line)
     except RecursionError:
         raise UserError(f"{path}:{number}: is nested too deeply for a measurement record; remove the line") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{path}:{number}: is not a JSON object; a measurement record is one object a line")
-    defect = "is nested too deeply for a measurement record" if is_deeper_than(record) else problem(record)
+    except TypeError:
+        raise UserError(f"{path}:{number}: is not a JSON object; a measurement record is one object a line") from None
+    except ValueError as failure:
+        raise UserError(f"{path}:{number}: is not JSON ({failure}); mend or remove the line") from None
+    defect = problem(record)
     if defect is not None:
         raise UserError(f"{path}:{number}: {defect}")
     return cast(MeasurementRecord, record)
-
-
-def _finite(text: str) -> float:
-    value = number_in(text)
-    if value is None:
-        raise ValueError(f"{shortened(text)} is no number of a measurement")
-    return value
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of a measurement")
 
 
 def problem(record: Record) -> str | None:

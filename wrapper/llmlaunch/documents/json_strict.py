@@ -18,23 +18,35 @@ def parse_object(text: str, name: str, kind: str) -> dict[str, Any]:
     """Return the object that `text` is; `name` is how messages call the file, `kind` what should stand in it, such as
     "a Hugging Face config.json". Raises UserError."""
     try:
-        values = json.loads(
-            text,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_whole,
-            object_pairs_hook=_no_duplicates,
-        )
+        return strict_object(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{name}:{error.lineno}: is not valid JSON: {error.msg}; give {kind}") from None
     except RecursionError:
         raise UserError(f"{name}: is nested too deeply for {kind.removeprefix('the ')}") from None
+    except TypeError:
+        raise UserError(f"{name}: is not a JSON object; give {kind}") from None
     except ValueError as error:
         raise UserError(f"{name}: {cut_to_a_line(str(error))}") from None
+
+
+def strict_object(text: str) -> dict[str, Any]:
+    """Return the object that `text` is.
+
+    Raises:
+        json.JSONDecodeError: it is not JSON. TypeError: it is no object. RecursionError: it is nested too deeply.
+        ValueError: a key stands twice, or a number is none that JSON has; the message says which.
+    """
+    values = json.loads(
+        text,
+        parse_constant=_no_constant,
+        parse_float=_finite,
+        parse_int=_whole,
+        object_pairs_hook=_no_duplicates,
+    )
     if not isinstance(values, dict):
-        raise UserError(f"{name}: is not a JSON object; give {kind}")
+        raise TypeError("no object")
     if is_deeper_than(values):
-        raise UserError(f"{name}: is nested too deeply for {kind.removeprefix('the ')}")
+        raise RecursionError("nested too deeply")
     return values
 
 

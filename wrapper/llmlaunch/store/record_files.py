@@ -8,12 +8,12 @@ when they parse to the same values and types: the order of keys, white space and
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmlaunch.documents.json_strict import strict_object
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.regular_files import read_bytes
 
@@ -86,15 +86,15 @@ def record_line(number: int, raw: bytes) -> RecordLine:
     except UnicodeDecodeError as error:
         raise BadRecord(f"not UTF-8 text (byte {error.start + 1})") from None
     try:
-        record = json.loads(content, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+        record = strict_object(content)
     except json.JSONDecodeError as error:
         raise BadRecord(f"not JSON: {error.msg}, column {error.colno}") from None
     except RecursionError:
         raise BadRecord("not a measurement record: nested too deeply") from None
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise BadRecord(f"not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise BadRecord(f"a measurement record is a JSON object, not {_JSON_NAMES[type(record)]}")
+    except TypeError:
+        raise BadRecord("a measurement record is a JSON object") from None
+    except ValueError as error:
+        raise BadRecord(str(error)) from None
     _check(record)
     return RecordLine(number, content, record)
 
@@ -108,26 +108,6 @@ def _check(record: dict[str, Any]) -> None:
     peak = record.get("peak_bytes")
     if peak is not None and (type(peak) is not int or not 0 <= peak < _INT64):
         raise BadRecord(f"`peak_bytes` of {identifier!r} must be a whole number of bytes, not negative, or null")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
-        raise BadRecord(f"the key {twice!r} stands twice in one object")
-    return record
-
-
-def _refuse_constant(word: str) -> None:
-    raise BadRecord(f"{word} is not JSON; write null for a value that is not known")
-
-
-def _finite(word: str) -> float:
-    value = float(word)
-    if not math.isfinite(value):
-        raise BadRecord(f"the number {word[:40]} is too large")
-    return value
 
 
 def _canonical(content: str) -> str:
@@ -145,16 +125,6 @@ def _text(value: object) -> str | None:
 
 def _integer(value: object) -> int | None:
     return value if type(value) is int and -_INT64 <= value < _INT64 else None
-
-
-_JSON_NAMES = {
-    list: "an array",
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
 
 
 _MOST_BYTES = 2**30
@@ -180,9 +150,9 @@ class RecordFile:
 def read_records(path: Path, skip_bad: bool = False) -> RecordFile:
     """Return every record of the file; empty lines are skipped.
 
-    Raises UserError if it cannot be read; and, unless `skip_bad`, naming the first bad line:
-    not UTF-8, not JSON, NaN or Infinity, a key twice, not an object, no usable `id`, a peak that is no byte count, two
-    different records with one id.
+    Raises UserError if it cannot be read; and, unless `skip_bad`, naming the first bad line: not UTF-8, not strict JSON
+    (`documents.json_strict`), not an object, no usable `id`, a peak that is no byte count, two different records with
+    one id.
     """
     try:
         data = read_bytes(path, _MOST_BYTES, follow=True).removeprefix(_BOM)
