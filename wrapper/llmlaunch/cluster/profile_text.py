@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmlaunch.assets import asset
+from llmlaunch.cluster.gpu_names import gpu_named
 from llmlaunch.cluster.load import profile_path
 from llmlaunch.cluster.profile import cluster_form
 from llmlaunch.cluster.slurm_site import Gpus, Partition, SlurmNode, SlurmSite
@@ -36,34 +37,6 @@ class Draft:
     text: str
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A GPU type: the pattern of its names at sites, our accelerator, the shipped profile to start from, and what to
-    check.
-    """
-
-    pattern: str
-    accelerator: str
-    base: str
-    note: str = ""
-
-
-# The first that fits. MIG slices and boards that differ in memory or speed from those of the table fit none.
-_KNOWN = (
-    _Known(r"gb300", "gb300", "gb300-nvl72"),
-    _Known(r"gb200", "gb200", "gb200-nvl72"),
-    _Known(r"\dg\.\d|nvl|pcie|gh200|(64|94|96)gb", "", ""),
-    _Known(r"b300", "b300", "b300-x8"),
-    _Known(r"b200", "b200", "b200-x8"),
-    _Known(r"h200", "h200-141gb", "h200-141gb-x8"),
-    _Known(r"h100", "h100-80gb", "h100-80gb-x8", "SXM, as in DGX and HGX; the PCIe and NVL boards are other ones"),
-    _Known(r"h800", "h800-80gb", "h100-80gb-x8", "NVLink of the H800 is slower than the H100's: set links.node"),
-    _Known(r"h20(?!0)", "h20-96gb", "h100-80gb-x8", "96 GB; the H20 of 141 GB is another one"),
-    _Known(r"a800", "a800-80gb", "a100-80gb-x8", "NVLink of the A800 is slower than the A100's: set links.node"),
-    _Known(r"a100.*80", "a100-80gb", "a100-80gb-x8"),
-    _Known(r"a100.*40", "a100-40gb", "a100-40gb-x8"),
-    _Known(r"a100", "a100-40gb", "a100-40gb-x8", "SLURM does not say 40 or 80 GB: a100-80gb where nvidia-smi does"),
-)
 _BASE_DEVICES = {"gb200-nvl72": 4, "gb300-nvl72": 4}  # all others have eight
 
 
@@ -112,7 +85,7 @@ def _kinds(nodes: Iterable[SlurmNode]) -> list[_Kind]:
 def _feature(node: SlurmNode, gpus: Gpus) -> str | None:
     """Return the node feature that names the type of GPUs without a GRES type."""
     untyped = gpus.count and gpus.type is None
-    return next((feature for feature in node.features if untyped and _known(feature)), None)
+    return next((feature for feature in node.features if untyped and gpu_named(feature)), None)
 
 
 def _text(site: SlurmSite, kind: _Kind, wanted: str | None) -> str:
@@ -192,7 +165,7 @@ def _devices(kind: _Kind) -> Iterator[str]:
     if not kind.devices:
         yield "base: cpu-x1                  # no GPU here: processes on the CPUs"
         return
-    gpu = _known(kind.gpu_type or kind.feature or "")
+    gpu = gpu_named(kind.gpu_type or kind.feature or "")
     if gpu is None:
         shown = f"unknown type {kind.gpu_type}" if kind.gpu_type else "SLURM does not say what GPUs these are"
         yield f"# {shown}: fill in a base (slurm/clusters/), or accelerator and links (docs/recipe.md)"
@@ -255,7 +228,7 @@ def offer_of(site: SlurmSite, cluster: str) -> SiteOffer | None:
 
 
 def _offer(site: SlurmSite, kind: _Kind) -> SiteOffer:
-    gpu = _known(kind.gpu_type or kind.feature or "")
+    gpu = gpu_named(kind.gpu_type or kind.feature or "")
     partition = _partition(site, kind, None)
     there = sum(1 for node in kind.nodes if partition is None or partition.name in node.partitions)
     return SiteOffer(
@@ -267,17 +240,6 @@ def _offer(site: SlurmSite, kind: _Kind) -> SiteOffer:
         partition=partition,
         accounts=site.accounts,
     )
-
-
-def profile_of_gpu(name: str) -> str | None:
-    """Return the shipped profile of nodes with a GPU that a site names so (`h100`), None where none is known."""
-    gpu = _known(name)
-    return None if gpu is None else gpu.base
-
-
-def _known(name: str) -> _Known | None:
-    gpu = next((entry for entry in _KNOWN if re.search(entry.pattern, name.lower())), None)
-    return gpu if gpu is not None and gpu.accelerator else None
 
 
 def _smallest_of(kind: _Kind, what: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from llmlaunch.cluster.gpu_names import profile_of_gpu
 from llmlaunch.cluster.load import load_cluster, profile_names
-from llmlaunch.cluster.profile_text import profile_of_gpu
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Undecided, Unset
 from llmlaunch.command_lines.launch import assumptions, on_devices, trainer_commands
 from llmlaunch.command_lines.preparation import surrounded
