@@ -3,6 +3,7 @@ each release of them has and lacks, from slurm/versions.json (docs/slurm-version
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,6 @@ from typing import IO
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
-from llmlaunch.launchers.bounded_answer import MOST_ERROR_BYTES, AnswerTooLong, bounded_answer
 from llmlaunch.launchers.run_environment import QUERIES, VariableFilter
 
 # After these words of a command the controller may have heard it, and may still do what it was asked. The second line:
@@ -28,6 +28,7 @@ _LATE = (
 )
 
 _UNREACHED = ("Unable to contact",)
+MOST_ERROR_BYTES = 1 << 20  # of stderr, of which a person is shown a few lines
 _PAUSES_SECONDS = (1.0, 2.0, 5.0)
 
 
@@ -65,18 +66,18 @@ class Call:
     def answer(self) -> CommandAnswer:
         name = self.argv[0]
         try:
-            seconds = max(0.0, self.until - time.monotonic())
-            output = bounded_answer(self.process, self.errors, seconds, (self.stdin_text or "").encode())
-        except (subprocess.TimeoutExpired, AnswerTooLong) as failure:
-            self.errors.close()
-            late = isinstance(failure, subprocess.TimeoutExpired)
-            return CommandAnswer(None, "", f"{name} {'did not answer in time' if late else 'answered without end'}")
-        code = self.process.returncode
+            output, _ = self.process.communicate(self.stdin_text, max(0.0, self.until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.abandon()
+            return CommandAnswer(None, "", f"{name} did not answer in time")
+        except BaseException:
+            self.abandon()
+            raise
         with self.errors:
             self.errors.seek(0)
             errors = self.errors.read(MOST_ERROR_BYTES).decode(errors="replace")
-        words = complaint(errors) or f"{name} exit code {code}"
-        return CommandAnswer(code, output.decode(errors="replace"), words)
+        code = self.process.returncode
+        return CommandAnswer(code, output, complaint(errors) or f"{name} exit code {code}")
 
     def is_silent(self, seconds: float) -> bool:
         """Wait until it begins to answer, or ends, and return whether it did neither in so many seconds."""
@@ -84,10 +85,15 @@ class Call:
         return stdout is not None and not select.select([stdout], [], [], seconds)[0]
 
     def abandon(self) -> None:
-        """Nobody needs its answer."""
+        """End the command, whose answer nobody needs. What it started may hold its pipes: they are not read to their
+        end."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
         self.errors.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # a broken pipe, with words that nobody reads
+                    pipe.close()
 
 
 @dataclass(frozen=True)
