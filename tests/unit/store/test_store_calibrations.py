@@ -68,7 +68,7 @@ def test_going_back_is_kept(store: Store) -> None:
     with store.read() as connection:
         assert in_use(connection, *where_used) is None
         in_order = [first.id, second.id, first.id, None]
-        assert [entry.calibration_id for entry in uses(connection, *where_used)] == in_order
+        assert [entry.calibration_id for entry in uses(connection, where_used[0])] == in_order
         assert uses(connection)[-1] == Use(*where_used, None, 3.0)
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, func, or_, select, text
+from sqlalchemy import Connection, func, or_, select, text
 
 from llmlaunch import __version__
 from llmlaunch.calibration.calibrations import (
@@ -254,20 +254,16 @@ def all_calibrations(
     """Return every calibration, or those of a backend (a value of TABLES) and of machines with an accelerator; the
     oldest first."""
     wanted = select(calibrations.c.content).order_by(calibrations.c.made_at, calibrations.c.id)
-    rows = connection.execute(_restricted(wanted, calibrations, backend, None))
-    listed = [stored_as(content, calibration_of_json) for content in rows.scalars()]
-    return [entry for entry in listed if accelerator is None or is_on(key_of(entry), accelerator)]
+    listed = [stored_as(content, calibration_of_json) for content in connection.execute(wanted).scalars()]
+    return [
+        entry
+        for entry in listed
+        if backend in (None, entry.backend) and (accelerator is None or is_on(key_of(entry), accelerator))
+    ]
 
 
-def uses(connection: Connection, backend: str | None = None, accelerator: str | None = None) -> Sequence[Use]:
-    """Return what was in use since when, the oldest first."""
+def uses(connection: Connection, backend: str | None = None) -> Sequence[Use]:
+    """Return what was in use since when, of all backends or of one; the oldest first."""
     wanted = select(*(calibration_uses.c[name] for name in Use.__dataclass_fields__)).order_by(calibration_uses.c.id)
-    rows = connection.execute(_restricted(wanted, calibration_uses, backend, accelerator))
-    return [Use(*row) for row in rows]
-
-
-def _restricted(wanted: Select[Any], table: Table, backend: str | None, accelerator: str | None) -> Select[Any]:
-    for column, value in ((table.c.backend, backend), (table.c.accelerator, accelerator)):
-        if value is not None:
-            wanted = wanted.where(column == value)
-    return wanted
+    listed = [Use(*row) for row in connection.execute(wanted)]
+    return [entry for entry in listed if backend in (None, entry.backend)]
