@@ -24,7 +24,7 @@ from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.grouped_pricing import distinct_states, model_state_bytes, transient_bytes, worst_of_sums
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.legality import first_failed, situation
-from llmlaunch.planner.search_space import TechniqueSpace, apply_techniques, enumerate_splits, technique_space
+from llmlaunch.planner.search_space import TechniqueSpace, enumerate_splits, technique_space, technique_values
 from llmlaunch.planner.setting import Setting, node_of, setting_of
 from llmlaunch.recipe.load import load_recipe
 
@@ -70,8 +70,8 @@ def legal_splits(setting: Setting) -> LayoutColumns:
 def spoken_by(
     setting: Setting, words: TechniqueSpace, places: tuple[int, int], splits: LayoutColumns
 ) -> tuple[Job, LayoutColumns]:
-    said, layouts = apply_techniques(words, places, splits)
-    return setting.job_of(said), layouts
+    techniques = words.step[places[0]], words.state[places[1]]
+    return setting.job_with(*techniques), splits.with_techniques(**technique_values(*techniques))
 
 
 def timed(name: str, layouts: int, rounds: int, bar: float | None, work: Callable[[], object]) -> None:

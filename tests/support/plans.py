@@ -16,10 +16,11 @@ from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search_space import (
     TechniqueSpace,
-    apply_techniques,
     enumerate_splits,
     enumerate_uneven,
+    recipe_with_techniques,
     technique_space,
+    technique_values,
 )
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe
@@ -52,6 +53,15 @@ def legal_layouts(setting: Setting) -> Iterator[tuple[Recipe, LayoutColumns]]:
         legal = np.flatnonzero(first_failed(rules, situation(changed, layouts)) < 0)
         if len(legal):
             yield changed, layouts.take(legal)
+
+
+def apply_techniques(
+    space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns
+) -> tuple[Recipe, LayoutColumns]:
+    """Return the recipe and the splits with the step and state techniques at `indices`. A solved amount is set to 1,
+    because rules only ask whether there is any."""
+    techniques = space.step[indices[0]], space.state[indices[1]]
+    return recipe_with_techniques(space.recipe, *techniques), splits.with_techniques(**technique_values(*techniques))
 
 
 def technique_layouts(space: TechniqueSpace, splits: LayoutColumns) -> Iterator[tuple[Recipe, LayoutColumns]]:

@@ -26,18 +26,15 @@ from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.pricing import price_all
 from llmlaunch.planner.search import EXACT, SearchResult, preferred_seconds, search
 from llmlaunch.planner.search_space import (
-    alike_steps,
-    apply_alike,
-    apply_techniques,
     enumerate_splits,
     enumerate_uneven,
     technique_space,
 )
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of, have_cuts, most_layers
-from llmlaunch.planner.technique_batches import group_equal
+from llmlaunch.planner.technique_batches import alike_steps, apply_alike, group_equal
 from llmlaunch.timing.passes import pass_seconds
-from support.plans import gallery_setting
+from support.plans import apply_techniques, gallery_setting
 
 FEW = "layout={tensor: [1, 2], context: 1, micro_batch_size: [1, 2]}"
 JOBS = {
@@ -149,7 +146,7 @@ def test_no_candidate_is_cheaper_than_its_bounds(job: str) -> None:
         for index, step in enumerate(space.step):
             cut = splits
             if uneven:
-                job, layouts = asked.job_of(space.variant(step, space.state[0])), splits
+                job, layouts = asked.job_with(step, space.state[0]), splits
                 layouts = layouts.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
                 cut = balanced(job, layouts, costs_of(job, asked.cluster, layouts))
             seconds = passes_with(asked, space, step, cut).total
@@ -195,8 +192,7 @@ def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str
             for alike in alike_steps(space, range(0, len(space.step), 1 + len(space.step) // 20)):
                 fits = memory.may_fit(alike, np.arange(len(splits)))
                 step, row = np.divmod(np.arange(fits.size), len(splits))
-                priced, layouts = apply_alike(space, alike[step], states[-1], splits.take(row))
-                job_of = asked.job_of(priced)
+                job_of, layouts = apply_alike(asked, space, alike[step], states[-1], splits.take(row))
                 if np.any(splits.uneven):
                     costs = costs_of(job_of, asked.cluster, layouts)
                     rows, cut = balanced_within(job_of, layouts, costs, most_bytes)
@@ -221,8 +217,7 @@ def test_layouts_with_several_sets_of_modules_cost_what_each_costs_alone(job: st
     splits = splits.take(np.arange(0, len(splits), 1 + len(splits) // 8))
     for alike in alike_steps(space, range(len(space.step))):
         step = np.repeat(alike, len(splits))
-        together, layouts = apply_alike(space, step, 0, splits.take(np.tile(np.arange(len(splits)), len(alike))))
-        mixed = asked.job_of(together)
+        mixed, layouts = apply_alike(asked, space, step, 0, splits.take(np.tile(np.arange(len(splits)), len(alike))))
         costs = worst_bytes(asked, mixed, layouts), pass_seconds(mixed, asked.cluster, layouts).total
         for place, index in enumerate(alike.tolist()):
             mine = slice(place * len(splits), (place + 1) * len(splits))

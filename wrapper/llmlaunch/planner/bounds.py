@@ -16,9 +16,10 @@ from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.states import least_state_bytes
 from llmlaunch.planner.preference import factor_of, least_split_prices, technique_prices
-from llmlaunch.planner.search_space import SPLIT_FIELDS, TechniqueSpace, apply_alike
+from llmlaunch.planner.search_space import SPLIT_FIELDS, TechniqueSpace
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import fullest_stage
+from llmlaunch.planner.technique_batches import apply_alike
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.passes import (
     PassSeconds,
@@ -49,7 +50,7 @@ class LeastSeconds:
         self._few, self._few_of = splits.distinct(LAYER_FIELDS)
         self._parts: dict[StepTechniques, tuple[Job, Pieces]] = {}
         for step in switch_sets(space):
-            job = setting.job_of(space.variant(step, space.state[0]))
+            job = setting.job_with(step, space.state[0])
             self._parts[step] = job, pieces(job, setting.cluster, split_of(job, self._few))
 
     def of_any(self, rows: IntColumn) -> FloatColumn:
@@ -80,10 +81,10 @@ class LeastSeconds:
         setting, count = self._setting, len(self._few)
         different, few_of = np.unique(steps * count + self._few_of[rows], return_inverse=True)
         step, place = np.divmod(different, count)
-        recipe, few = apply_alike(space, step, state, self._few.take(place))
-        job, splits = setting.job_of(recipe), self._splits.take(rows)
+        job, few = apply_alike(setting, space, step, state, self._few.take(place))
+        splits = self._splits.take(rows)
         if np.any(few.recompute_layers):  # of each chunk, and these have few layers or many
-            few, few_of = apply_alike(space, steps, state, splits)[1], np.arange(len(rows))
+            few, few_of = apply_alike(setting, space, steps, state, splits)[1], np.arange(len(rows))
         parts = pieces(job, setting.cluster, split_of(job, few))
         return passes_in_balance(job, setting.cluster, splits, few, few_of, parts, fullest_stage(job, splits))
 
@@ -95,7 +96,7 @@ def least_state_bytes_of(setting: Setting, space: TechniqueSpace, splits: Layout
     different, row_of = splits.distinct(names)
     least = np.zeros((len(space.state), len(different)))
     for row, state in zip(least, space.state, strict=True):
-        job = setting.job_of(space.variant(space.step[0], state))
+        job = setting.job_with(space.step[0], state)
         layouts = different.with_techniques(state.zero_stage, 0, 0, 0)
         for start in range(0, len(different), PIECE):
             piece = slice(start, start + PIECE)
@@ -107,7 +108,7 @@ def least_state_bytes_of(setting: Setting, space: TechniqueSpace, splits: Layout
 def passes_with(setting: Setting, space: TechniqueSpace, step: StepTechniques, splits: LayoutColumns) -> PassSeconds:
     """Return the passes of all splits with one set of step techniques."""
     layouts = splits.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
-    job = setting.job_of(space.variant(step, space.state[0]))
+    job = setting.job_with(step, space.state[0])
     return pass_seconds(job, setting.cluster, layouts)
 
 

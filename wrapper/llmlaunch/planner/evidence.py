@@ -15,9 +15,10 @@ import numpy as np
 
 from llmlaunch.calibration.lessons import MeasuredStep, Rehearsal
 from llmlaunch.columns import BoolColumn, IntColumn
+from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.points import Points
-from llmlaunch.planner.search_space import SPLIT_FIELDS, recipe_with_techniques
+from llmlaunch.planner.search_space import SPLIT_FIELDS, all_techniques
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.verdicts import TIGHT, UNSAFE
@@ -30,7 +31,7 @@ def points_of(evidence: Iterable[Evidence], recipe: Recipe, points: Points) -> M
     by_row: dict[int, Evidence] = {}
     for one_layout in evidence:
         for row in _rows_of_layout(points, one_layout.layout):
-            if same_techniques(recipe_with_techniques(recipe, *points.techniques(row)), one_layout):
+            if same_techniques(recipe, *points.techniques(row), one_layout):
                 by_row[row] = one_layout
     return by_row
 
@@ -58,7 +59,8 @@ def refuted(setting: Setting, points: Points) -> BoolColumn:
 
 def evidence_of(evidence: Iterable[Evidence], recipe: Recipe, layout: Layout) -> Evidence | None:
     """Return the evidence on one layout with the techniques of `recipe`."""
-    return next((e for e in evidence if e.layout == layout and same_techniques(recipe, e)), None)
+    own = recipe.workload, recipe.techniques, recipe.training.gradient_dtype
+    return next((e for e in evidence if e.layout == layout and _ran_with(e) == own), None)
 
 
 def rehearsal_on(setting: Setting, layout: Layout, device_bytes: int) -> Rehearsal | None:
@@ -77,9 +79,15 @@ def same_split(splits: LayoutColumns, layout: Layout) -> BoolColumn:
     return same
 
 
-def same_techniques(recipe: Recipe, evidence: Rehearsal | MeasuredStep) -> bool:
-    techniques = recipe.techniques, recipe.training.gradient_dtype
-    return recipe.workload == evidence.workload and techniques == (evidence.techniques, evidence.gradient_dtype)
+def same_techniques(
+    recipe: Recipe, step: StepTechniques, state: StateTechniques, evidence: Rehearsal | MeasuredStep
+) -> bool:
+    """Whether the evidence is on the workload of the recipe with these techniques."""
+    return _ran_with(evidence) == (recipe.workload, all_techniques(recipe, step, state), state.gradient_dtype)
+
+
+def _ran_with(evidence: Rehearsal | MeasuredStep) -> tuple[object, ...]:
+    return evidence.workload, evidence.techniques, evidence.gradient_dtype
 
 
 def _rows_of_layout(points: Points, layout: Layout) -> list[int]:

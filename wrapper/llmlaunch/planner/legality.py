@@ -8,7 +8,7 @@ A rule is a pure function, so two layouts that agree in all it read get the same
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from llmlaunch.planner.search_space import (
     DECLARED,
     SPLIT_FIELDS,
     TechniqueSpace,
+    all_techniques,
     switches_matter,
     technique_values,
 )
@@ -202,22 +203,25 @@ class _ObservedRule:
             kinds = np.zeros((step.max(initial=-1) + 1, state.max(initial=-1) + 1), dtype=np.int64)
             for a, b in np.ndindex(kinds.shape):
                 asked = space.step[steps[int(np.argmax(step == a))]], space.state[int(np.argmax(state == b))]
-                answer = self.answer(space.variant(*asked), technique_values(*asked))
+                answer = self.answer(space.recipe, *asked)
                 kinds[a, b] = answers.setdefault(answer.key, (len(answers), answer))[0]
             if self.techniques == names:
                 return [answer for _, answer in answers.values()], kinds[step][:, state]
 
-    def answer(self, recipe: Recipe, values: Mapping[str, int]) -> _Answer:
-        """Return the rule's answer for all splits with the techniques of `recipe` and those `values` of a layout. It is
-        asked again when it reads a name for the first time."""
+    def answer(self, recipe: Recipe, step: StepTechniques, state: StateTechniques) -> _Answer:
+        """Return the rule's answer for all splits of the recipe with these techniques. It is asked again when it reads
+        a name for the first time."""
+        values, sources = technique_values(step, state), (step, state, recipe.techniques)
         while True:
-            own = tuple(values[n] if n in values else getattr(recipe.techniques, n) for n in self.techniques)
+            techniques = (next(getattr(s, n) for s in sources if hasattr(s, n)) for n in self.techniques)
+            own = tuple(values.get(n, value) for n, value in zip(self.techniques, techniques, strict=True))
             if own in self.answers:
                 return self.answers[own]
             example, combination_of = self.projections.of(self.columns)
             names: set[str] = set()
             watched = _watched(example.with_techniques(**values), names)
-            looked_at = replace(situation(recipe, watched), techniques=_watched(recipe.techniques, names))
+            chosen = _watched(all_techniques(recipe, step, state), names)
+            looked_at = replace(situation(recipe, watched), techniques=chosen)
             passes = np.broadcast_to(self.rule.allows(looked_at), len(example))
             read = frozenset(names)
             if read & SPLIT_COLUMNS <= self.columns and read - SPLIT_COLUMNS <= set(self.techniques):

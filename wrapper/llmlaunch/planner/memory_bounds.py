@@ -32,9 +32,10 @@ from llmlaunch.memory.peak import cache_share, outside_bytes
 from llmlaunch.memory.states import states
 from llmlaunch.memory.workspace import layer_backward
 from llmlaunch.planner.bounds import LAYER_FIELDS
-from llmlaunch.planner.search_space import TechniqueSpace, apply_alike
+from llmlaunch.planner.search_space import TechniqueSpace
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import frequent_kind, least_layers
+from llmlaunch.planner.technique_batches import apply_alike
 
 ROUNDING = 1e-6  # terms are whole bytes, and a layer's are not
 
@@ -121,13 +122,13 @@ class MemoryBounds:
         """Return what layers of the splits at `rows` take with the steps; None where no bound is known."""
         some, first = np.unique(self._row_of[rows]), self._space.step[int(steps[0])]
         count = len(some)
-        recipe, layouts = apply_alike(
+        job, layouts = apply_alike(
+            self._setting,
             self._space,
             np.repeat(steps, count),
             self._states[0],
             self._few.take(np.tile(some, len(steps))),
         )
-        job = self._setting.job_of(recipe)
         techniques = job.techniques
         elsewhere = techniques.offload_checkpoints or techniques.swapped_share or first.offload_layers
         if first.solved is not None or elsewhere or techniques.trained_layers is not None:
@@ -203,7 +204,7 @@ def _states_of_layers(
     at[row_of] = rank
     bytes_of = np.zeros((len(states), 2, len(distinct)))
     for place, state in enumerate(space.state[index] for index in states):
-        job = setting.job_of(space.variant(space.step[0], state))
+        job = setting.job_with(space.step[0], state)
         layouts = distinct.with_techniques(state.zero_stage, RECOMPUTE_FULL, 0, 0)  # gathers least
         bytes_of[place] = _of_one_more(job, one_rank(job, layouts, at))
     of_splits: FloatColumn = bytes_of[:, :, row_of]

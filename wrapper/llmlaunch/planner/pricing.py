@@ -15,24 +15,20 @@ from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.frameworks.base import StepTechniques
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Rule
-from llmlaunch.memory.grouped_pricing import (
-    distinct_states,
-)
+from llmlaunch.memory.grouped_pricing import distinct_states
 from llmlaunch.planner.bounds import LeastFactors, LeastSeconds, by_cost, passes_with, scouts, switch_sets
 from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import TechniqueLegality, technique_legality
 from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.points import NO_ROWS, GatheredRows, Points, Rows, join_rows
 from llmlaunch.planner.pricing_budget import SPLIT_SHARE, WHOLE_SHARE, count_candidates
-from llmlaunch.planner.search_space import (
-    TechniqueSpace,
-    alike_steps,
-    apply_alike,
-)
+from llmlaunch.planner.search_space import TechniqueSpace
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.technique_batches import (
     ModelStateBatch,
     TechniqueBatch,
+    alike_steps,
+    apply_alike,
     fewest_amounts,
     group_equal,
     is_safe,
@@ -266,8 +262,8 @@ def _batches_in_reach(
         step, row = np.nonzero(near)
         for start in range(0, len(step), PAIRS_AT_ONCE):
             i, j = alike[step[start : start + PAIRS_AT_ONCE]], row[start : start + PAIRS_AT_ONCE]
-            recipe, layouts = apply_alike(space, i, states[0], splits.take(j))
-            job, searched = setting.job_of(recipe), first.keeping_all in space.steps
+            job, layouts = apply_alike(setting, space, i, states[0], splits.take(j))
+            searched = first.keeping_all in space.steps
             batch = TechniqueBatch(setting, job, i, rows[j], layouts, state_of[j], first.solved, searched)
             factors = np.array([offer.factors.of(rows[j], i, state) for state in states])
             yield batch, allowed[:, step[start : start + PAIRS_AT_ONCE], j], factors

@@ -31,9 +31,9 @@ from llmlaunch.planner.pricing import Offer, Priced, filled_share, price, price_
 from llmlaunch.planner.pricing_budget import SPLIT_SHARE, BudgetSpent, count_candidates
 from llmlaunch.planner.search_space import (
     TechniqueSpace,
+    all_techniques,
     enumerate_splits,
     enumerate_uneven,
-    recipe_with_techniques,
     technique_space,
 )
 from llmlaunch.planner.setting import Setting
@@ -123,15 +123,15 @@ class SearchResult:
     def at(self, recipe: Recipe, index: int) -> Candidate:
         """Return the candidate at `index` of the points."""
         points, seconds = self.points, float(self.step_seconds[index])
-        planned = recipe_with_techniques(recipe, *points.techniques(index))
+        step, state = points.techniques(index)
         return Candidate(
             layout=points.layout(index),
             device_bytes=int(points.rows.device_bytes[index]),
             worst_pipeline_rank=int(points.rows.worst_pipeline_rank[index]),
             step_seconds=seconds,
             tokens_per_second_per_gpu=recipe.workload.tokens_per_step / seconds / recipe.world_size,
-            techniques=planned.techniques,
-            gradient_dtype=planned.training.gradient_dtype,
+            techniques=all_techniques(recipe, step, state),
+            gradient_dtype=state.gradient_dtype,
         )
 
 
@@ -255,7 +255,7 @@ def _with_evidence(offer: Offer, priced: Priced) -> Priced:
     for of_layout in evidence:
         splits = np.flatnonzero(same_split(offer.splits, of_layout.layout))
         pairs = product(enumerate(space.step), space.state)
-        steps = {i for (i, step), state in pairs if same_techniques(space.variant(step, state), of_layout)}
+        steps = {i for (i, step), state in pairs if same_techniques(setting.recipe, step, state, of_layout)}
         if len(splits) and steps:
             more = price_rows(replace(offer, least_bytes=0.0 * offer.least_bytes), splits, sorted(steps))
             known = set(_identities(rows.rows.take(np.isin(rows.rows.split, splits))))

@@ -6,15 +6,15 @@ Both are the backend's offer narrowed by the person's pins; what the recipe name
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from llmlaunch.columns import BoolColumn, IntColumn
+from llmlaunch.columns import BoolColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import Backend, Space, StateTechniques, StepTechniques
 from llmlaunch.frozen import frozen
@@ -29,7 +29,6 @@ from llmlaunch.layout import (
     RECOMPUTE_NAMES,
     TECHNIQUE_FIELDS,
     LayoutColumns,
-    Modules,
 )
 from llmlaunch.recipe.layout_keys import ASKED_ONLY, BIT_EQUAL_ONLY
 from llmlaunch.recipe.types import Recipe
@@ -163,22 +162,12 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
 @frozen
 class TechniqueSpace:
     """All techniques tried with every split of a recipe: each of `step` with each of `state`. `own` has the switches as
-    the recipe asks for them. A search asks some hundred times for the recipe with the same few techniques: `variants`
-    has those that it asked for."""
+    the recipe asks for them."""
 
     recipe: Recipe
     step: tuple[StepTechniques, ...]
     state: tuple[StateTechniques, ...]
     own: StepTechniques = StepTechniques()
-    variants: dict[tuple[StepTechniques, StateTechniques], Recipe] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    def variant(self, step: StepTechniques, state: StateTechniques) -> Recipe:
-        """Return the recipe with these techniques."""
-        if (step, state) not in self.variants:
-            self.variants[step, state] = recipe_with_techniques(self.recipe, step, state)
-        return self.variants[step, state]
 
     @cached_property
     def steps(self) -> frozenset[StepTechniques]:
@@ -304,41 +293,6 @@ def switches_matter(names: Sequence[str], layouts: LayoutColumns) -> BoolColumn:
     return matter
 
 
-def apply_techniques(
-    space: TechniqueSpace, indices: tuple[int, int], splits: LayoutColumns
-) -> tuple[Recipe, LayoutColumns]:
-    """Return the recipe and the splits with the step and state techniques at `indices`. A solved amount is set to 1,
-    because rules only ask whether there is any."""
-    step, state = space.step[indices[0]], space.state[indices[1]]
-    return space.variant(step, state), splits.with_techniques(**technique_values(step, state))
-
-
-def alike_steps(space: TechniqueSpace, steps: Iterable[int]) -> list[IntColumn]:
-    """Group step techniques that differ in recompute and in the modules they offload alone: layouts with any of a group
-    are priced together (`apply_alike`)."""
-    groups: dict[StepTechniques, list[int]] = {}
-    for index in steps:
-        groups.setdefault(space.step[index].without_modules, []).append(index)
-    return [np.array(group) for group in groups.values()]
-
-
-def apply_alike(
-    space: TechniqueSpace, steps: IntColumn, state: int, splits: LayoutColumns
-) -> tuple[Recipe, LayoutColumns]:
-    """Return the recipe and the splits with the step techniques at `steps`, one for each split and all of one group of
-    `alike_steps`, and the state techniques at `state`. A solved amount is set to 1."""
-    different, place = np.unique(steps, return_inverse=True)
-    used, techniques = [space.step[index] for index in different.tolist()], space.state[state]
-    values = [technique_values(step, techniques) for step in used]
-    columns = {name: np.array([each[name] for each in values])[place] for name in ("recompute", RECOMPUTE_LAYERS)}
-    layouts = splits.with_techniques(
-        techniques.zero_stage, offload_layers=values[0][OFFLOAD_LAYERS] if values else 0, **columns
-    )
-    sets = tuple(Modules(step.recompute_modules, step.offload_modules) for step in used)
-    plain = used[0].without_modules if used else space.own
-    return space.variant(plain, techniques), replace(layouts, modules=place, module_sets=sets)
-
-
 def technique_values(step: StepTechniques, state: StateTechniques) -> dict[str, int]:
     """Return the fields of a layout that techniques set. A solved amount is 1."""
     return {
@@ -349,10 +303,15 @@ def technique_values(step: StepTechniques, state: StateTechniques) -> dict[str, 
     }
 
 
+def all_techniques(recipe: Recipe, step: StepTechniques, state: StateTechniques) -> Techniques:
+    """Return the techniques of a candidate: those a search chose, and the recipe's where it chooses none."""
+    chosen = {name: getattr(kind, name) for kind in (step, state) for name in declarations(type(kind))}
+    return replace(recipe.techniques, **chosen)
+
+
 def recipe_with_techniques(recipe: Recipe, step: StepTechniques, state: StateTechniques) -> Recipe:
-    """Return the recipe with these techniques and their gradient format."""
-    techniques = {name: getattr(kind, name) for kind in (step, state) for name in declarations(type(kind))}
+    """Return the recipe with these techniques and their gradient format, for a backend to judge or to describe."""
     training = recipe.training
     if training.gradient_dtype != state.gradient_dtype:
         training = replace(training, gradient_dtype=state.gradient_dtype)
-    return replace(recipe, techniques=replace(recipe.techniques, **techniques), training=training)
+    return replace(recipe, techniques=all_techniques(recipe, step, state), training=training)

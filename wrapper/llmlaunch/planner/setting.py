@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.calibration.margins import Margin, device_margin, host_margin
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.frameworks.base import Backend
+from llmlaunch.frameworks.base import Backend, StateTechniques, StepTechniques
 from llmlaunch.frameworks.priced_job import job_of
 from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
+from llmlaunch.planner.search_space import recipe_with_techniques
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.techniques import Techniques
 from llmlaunch.timing.correction import corrected_cluster
 
 
@@ -24,8 +24,7 @@ class Setting:
 
     A recipe with `nodes: auto` is priced on one node until `make_sized_plan` chooses. `baseline_bytes` and `lessons`
     are kept so that `with_recipe` can build the setting of a changed recipe. Where `widened` is true, `limit` is one of
-    tight layouts (`planner.tight`), which then count as safe. `jobs` are those of the recipe with other techniques
-    and another format of gradients that were asked for.
+    tight layouts (`planner.tight`), which then count as safe. `jobs` are those that were asked for, by techniques.
     """
 
     recipe: Recipe
@@ -37,7 +36,7 @@ class Setting:
     baseline_bytes: int | None
     lessons: Lessons
     widened: bool = False
-    jobs: dict[tuple[Techniques, str | None], Job] = field(default_factory=dict, init=False, repr=False, compare=False)
+    jobs: dict[object, Job] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def with_recipe(self, recipe: Recipe) -> Setting:
         """Return the setting of another recipe with the same backend, baseline and lessons, widened as this one is."""
@@ -48,6 +47,12 @@ class Setting:
         """Return the setting of the same recipe with what else was learned; margin and correction stay as they are."""
         timed = corrected_cluster(timed_cluster(replace(self.recipe, nodes=self.recipe.nodes or 1)), lessons.time)
         return replace(self, lessons=lessons, cluster=timed)
+
+    def job_with(self, step: StepTechniques, state: StateTechniques) -> Job:
+        """Return the recipe's job with these techniques, built once: a backend states its facts of a recipe."""
+        if (step, state) not in self.jobs:
+            self.jobs[step, state] = self.job_of(recipe_with_techniques(self.recipe, step, state))
+        return self.jobs[step, state]
 
     def job_of(self, recipe: Recipe) -> Job:
         """Return the job of the same recipe with other techniques, built once for each set of them."""

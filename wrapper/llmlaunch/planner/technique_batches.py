@@ -7,15 +7,16 @@ memory and takes no less time, so the fewest that are safe are the fastest, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn, NarrowColumn
+from llmlaunch.frameworks.base import StepTechniques
 from llmlaunch.frozen import frozen
-from llmlaunch.layout import RECOMPUTE_LAYERS, RECOMPUTE_NONE, LayoutColumns
+from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_LAYERS, RECOMPUTE_NONE, LayoutColumns, Modules
 from llmlaunch.memory.grouped_pricing import (
     ModelStateBytes,
     TransientBytes,
@@ -27,9 +28,7 @@ from llmlaunch.memory.grouped_pricing import (
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.points import Rows
-from llmlaunch.planner.search_space import (
-    TechniqueSpace,
-)
+from llmlaunch.planner.search_space import TechniqueSpace, technique_values
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.step import (
@@ -138,6 +137,32 @@ class TechniqueBatch:
         )
 
 
+def alike_steps(space: TechniqueSpace, steps: Iterable[int]) -> list[IntColumn]:
+    """Group step techniques that differ in recompute and in the modules they offload alone: layouts with any of a group
+    are priced together (`apply_alike`)."""
+    groups: dict[StepTechniques, list[int]] = {}
+    for index in steps:
+        groups.setdefault(space.step[index].without_modules, []).append(index)
+    return [np.array(group) for group in groups.values()]
+
+
+def apply_alike(
+    setting: Setting, space: TechniqueSpace, steps: IntColumn, state: int, splits: LayoutColumns
+) -> tuple[Job, LayoutColumns]:
+    """Return the job and the splits with the step techniques at `steps`, one for each split and all of one group of
+    `alike_steps`, and the state techniques at `state`. A solved amount is set to 1."""
+    different, place = np.unique(steps, return_inverse=True)
+    used, techniques = [space.step[index] for index in different.tolist()], space.state[state]
+    values = [technique_values(step, techniques) for step in used]
+    columns = {name: np.array([each[name] for each in values])[place] for name in ("recompute", RECOMPUTE_LAYERS)}
+    layouts = splits.with_techniques(
+        techniques.zero_stage, offload_layers=values[0][OFFLOAD_LAYERS] if values else 0, **columns
+    )
+    sets = tuple(Modules(step.recompute_modules, step.offload_modules) for step in used)
+    plain = used[0].without_modules if used else space.own
+    return setting.job_with(plain, techniques), replace(layouts, modules=place, module_sets=sets)
+
+
 def group_equal(setting: Setting, space: TechniqueSpace) -> list[list[int]]:
     """Group the indices of state techniques whose facts are equal: what the step adds is priced once for a group."""
     groups: dict[object, list[int]] = {}
@@ -148,7 +173,7 @@ def group_equal(setting: Setting, space: TechniqueSpace) -> list[list[int]]:
 
 def state_job(setting: Setting, space: TechniqueSpace, index: int) -> Job:
     """Return the job with the state techniques at `index`."""
-    return setting.job_of(space.variant(space.step[0], space.state[index]))
+    return setting.job_with(space.step[0], space.state[index])
 
 
 def state_batches(

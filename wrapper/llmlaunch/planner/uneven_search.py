@@ -27,7 +27,6 @@ from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.points import Points, Rows
 from llmlaunch.planner.pricing import Offer
 from llmlaunch.planner.pricing_budget import count_candidates
-from llmlaunch.planner.search_space import alike_steps, apply_alike
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_balance import Costs
 from llmlaunch.planner.stage_search import (
@@ -39,6 +38,8 @@ from llmlaunch.planner.stage_search import (
 )
 from llmlaunch.planner.technique_batches import (
     TechniqueBatch,
+    alike_steps,
+    apply_alike,
     group_equal,
     is_safe,
     state_batch,
@@ -285,9 +286,7 @@ class Pricing:
 
     def _applied(self, splits: LayoutColumns, steps: IntColumn, state: int) -> tuple[Job, LayoutColumns]:
         """Return the job of step techniques that are alike, and the layouts with them and a set of state techniques."""
-        setting = self.offer.setting
-        recipe, layouts = apply_alike(self.offer.space, steps, state, splits)
-        return setting.job_of(recipe), layouts
+        return apply_alike(self.offer.setting, self.offer.space, steps, state, splits)
 
     def _price_cuts(self, splits: LayoutColumns, passes: PassSeconds, pairs: Pairs, costs: Costs) -> Iterator[Unsafe]:
         """Add the pairs, with their `splits` cut, that are safe; yield those that may be if they are cut otherwise."""
