@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.planner.budgets import budget_shares, most_exceeded
 from llmlaunch.planner.no_legal_layout import tightest_rule
 from llmlaunch.planner.plan import NodeTrial, Plan, Sizing
-from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
+from llmlaunch.planner.pricing_budget import within_budget
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import (
     DEFAULT_MOST_NODES,
@@ -53,26 +54,27 @@ def beyond_budget(setting: Setting, plan: Plan) -> str:
         f"no safe layout stays within the budget: on nodes: {recipe.nodes} the fastest, {plan.layout.describe()}, "
         f"takes {length_text(plan.length, key)} of budget.{key}: {allowed:,.10g}"
     )
-    try:
-        with PricingBudget(BUDGET_CANDIDATES).limiting():
-            return f"{tightest}. {_sufficient(setting, plan)}"
-    except BudgetSpent:
-        return f"{tightest}. The search for what would stay within it ended at its own budget of layouts."
+    remedies, finished = within_budget(BUDGET_CANDIDATES, _remedies(setting, plan))
+    if not finished:
+        remedies = ["The search for what would stay within it ended at its own budget of layouts."]
+    return " ".join([f"{tightest}.", *remedies])
 
 
-def _sufficient(setting: Setting, plan: Plan) -> str:
-    """Return the number of nodes, or the budget, with which a plan would not exceed it."""
+def _remedies(setting: Setting, plan: Plan) -> Iterator[str]:
+    """Yield one sentence: the number of nodes, or the budget, with which a plan would not exceed it."""
     recipe, budget = setting.recipe, setting.recipe.budget
     within = plan.sizing or smallest_cluster(setting, 1, most_nodes(recipe))
     most = within.tried[-1].nodes
     if within.nodes is not None:
-        return f"The fewest that stay within it: nodes: {within.nodes} ({_last_length_text(within)})."
+        yield f"The fewest that stay within it: nodes: {within.nodes} ({_last_length_text(within)})."
+        return
     more = smallest_cluster(setting, most + 1, DEFAULT_MOST_NODES)
     if more.nodes is not None:
-        return f"More would: budget.max_nodes: {more.nodes} ({_last_length_text(more)})."
+        yield f"More would: budget.max_nodes: {more.nodes} ({_last_length_text(more)})."
+        return
     nearest = nearest_count(setting, Sizing(within.tried + more.tried))
     length = nearest.length or plan.length
-    return (
+    yield (
         f"No number of nodes up to {max(most, DEFAULT_MOST_NODES)} does; nodes: {nearest.nodes} would with "
         f"{sufficient_budget(budget, length)}."
     )

@@ -7,7 +7,7 @@ layouts are judged side by side (`judge.py`), and all that is looked at counts f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -46,21 +46,14 @@ def _safe_result(setting: Setting, recipe: Recipe) -> SearchResult | None:
     return result if np.any(result.safe) else None
 
 
-def settled(setting: Setting, change: Change) -> Change | None:
-    """Return the change with the layout that is planned once it is applied; None where that is not safe."""
-    chosen = planned(setting, change.recipe)
-    return None if chosen is None else replace(change, layout=chosen.layout)
-
-
-def first_safe(setting: Setting, changes: Iterable[tuple[float, Change]]) -> Change | None:
-    """Return the first change that leaves a safe layout, the best by the ranking of those that are equally far;
-    `changes` come with how far they are, the nearest first."""
+def safe_changes(setting: Setting, changes: Iterable[tuple[float, Change]]) -> Iterator[Change]:
+    """Yield the changes that leave a safe layout, with the layout that is planned then. `changes` come with how far
+    they are, the nearest first; of those that are equally far, the best by the ranking is yielded."""
     for _, near in groupby(changes, key=itemgetter(0)):
         safe = [(result, change) for _, change in near if (result := _safe_result(setting, change.recipe)) is not None]
         if safe:
             result, change = min(safe, key=lambda pair: _ranked_seconds(pair[0]))
-            return replace(change, layout=result.candidate(change.recipe, 0).layout)
-    return None
+            yield replace(change, layout=result.candidate(change.recipe, 0).layout)
 
 
 def _ranked_seconds(result: SearchResult) -> float:
@@ -134,7 +127,7 @@ def with_pins(change: Change, values: Mapping[str, int]) -> Change:
     for name, kind in BELONGS.items() if "recompute" in values else ():
         if kind != pins["recompute"] and stated_value(recipe, name) is not None:
             changed, settings[f"layout.{name}"] = without(changed, name), None
-    return Change(settings, changed, change.layout, before)
+    return replace(change, settings=settings, recipe=changed, before=before)
 
 
 def with_chosen_technique(recipe: Recipe, name: str, chosen: Candidate) -> Change:

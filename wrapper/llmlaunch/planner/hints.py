@@ -58,7 +58,7 @@ def faster_choices(setting: Setting, plan: Plan) -> list[Hint]:
     if not plan.safe:
         return []
     kinds = (_other_pins, _other_batches, _narrower_numbers, _libraries)
-    hints = [hint for kind in kinds for hint in within_budget(HINT_CANDIDATES, kind(setting, plan))]
+    hints = [hint for kind in kinds for hint in within_budget(HINT_CANDIDATES, kind(setting, plan))[0]]
     worthwhile = [hint for hint in hints if hint.gain >= LEAST_GAIN]
     return sorted(worthwhile, key=lambda hint: -hint.gain)[:MOST_HINTS]
 

@@ -96,7 +96,7 @@ def neighbours(setting: Setting, chosen: Layout) -> list[Neighbour]:
     """Return the neighbours of the chosen layout: for each size the next legal value down and up, then every other way
     to hold states and gradients, to recompute and to offload. `setting` is of the recipe with the chosen techniques."""
     both = (near for kind in (_size_neighbours, technique_neighbours) for near in kind(setting, chosen))
-    return within_budget(NEIGHBOUR_CANDIDATES, both)
+    return within_budget(NEIGHBOUR_CANDIDATES, both)[0]
 
 
 def _size_neighbours(setting: Setting, chosen: Layout) -> Iterator[Neighbour]:

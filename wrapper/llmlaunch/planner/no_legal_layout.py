@@ -141,7 +141,8 @@ def no_layout(setting: Setting) -> UserError:
     if not pins:
         return UserError(_nothing_legal(setting))
     rule, _ = _broken_rule(setting, setting.with_recipe(relax_pins(setting, pins)))
-    clash = _contradiction(setting.recipe, pins, within_budget(REMEDY_CANDIDATES, _clashing_techniques(setting, pins)))
+    techniques, _ = within_budget(REMEDY_CANDIDATES, _clashing_techniques(setting, pins))
+    clash = _contradiction(setting.recipe, pins, techniques)
     return UserError(f"{clash}: {_because(setting, rule)}. {_remedies(setting, values, pins)}")
 
 
@@ -264,14 +265,14 @@ def _remedies(setting: Setting, values: LegalValues, names: Sequence[str]) -> st
         if legal
     ]
     legal = f"Legal would be {', or '.join(remedies)}. " if remedies else ""
-    return legal + find_advice(setting).sentence()
+    return legal + find_advice(setting).sentence
 
 
 def _nothing_legal(setting: Setting) -> str:
     """Return the message where no pin is to blame: which batch, number of nodes or sequence length would do."""
     recipe = setting.recipe
     rule, searched = _broken_rule(setting, setting.with_recipe(relax_pins(setting)))
-    sizes = within_budget(REMEDY_CANDIDATES, _legal_sizes(setting))
+    sizes, _ = within_budget(REMEDY_CANDIDATES, _legal_sizes(setting))
     legal = f"Legal would be {', or '.join(sizes)}"
     remedy = legal if sizes else "Change the model, the batch or the nodes accordingly"
     place = place_of(recipe, ("layout",))

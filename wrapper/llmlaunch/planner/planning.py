@@ -81,7 +81,7 @@ def _searched_plan(setting: Setting) -> tuple[Setting, Plan, LegalLayouts | None
     if plan.accepted or plan.locked_by or plan.verdict == UNKNOWN:
         return searched[0], plan, result.legal
     advice = find_advice(setting)
-    return searched[0], replace(plan, advice=advice.sentence(), change=advice.change), result.legal
+    return searched[0], replace(plan, advice=advice.sentence, change=advice.change), result.legal
 
 
 def plan_of(setting: Setting, result: SearchResult, place: int) -> Plan:

@@ -59,13 +59,17 @@ class PricingBudget:
 _limiting: ContextVar[PricingBudget | None] = ContextVar("limiting", default=None)
 
 
-def within_budget(candidates: float, items: Iterable[Item]) -> list[Item]:
-    """Return those of `items`, which searches yield, that come before so many candidates are priced."""
+def within_budget(candidates: float, items: Iterable[Item]) -> tuple[list[Item], bool]:
+    """Return those of `items`, which searches yield, that come before so many candidates are priced, and whether these
+    are all."""
     some: list[Item] = []
-    with contextlib.suppress(BudgetSpent), PricingBudget(candidates).limiting():
-        for item in items:
-            some.append(item)  # those before the budget is spent stay
-    return some
+    try:
+        with PricingBudget(candidates).limiting():
+            for item in items:
+                some.append(item)  # those before the budget is spent stay
+    except BudgetSpent:
+        return some, False
+    return some, True
 
 
 def count_candidates(candidates: float) -> None:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from operator import itemgetter
 
 import numpy as np
 
+from llmlaunch.frozen import frozen
 from llmlaunch.layout import AMOUNTS, Layout
 from llmlaunch.planner.candidate import Candidate, Change
 from llmlaunch.planner.changes import (
-    first_safe,
     nearest_pins,
     pin_distance,
     planned,
     relax_pins,
     resized,
-    settled,
+    safe_changes,
     unchanged,
     unfixed,
     with_chosen_technique,
     with_pins,
     without,
 )
-from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
+from llmlaunch.planner.pricing_budget import BudgetSpent, within_budget
 from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, divisors, searched_values
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
@@ -37,28 +38,14 @@ CUT_SHORT = "the search for a smaller one ended at its budget of layouts"
 # What each part of the search may look at (`pricing_budget`): some seconds on one core, all parts together.
 PIN_CANDIDATES, TECHNIQUE_CANDIDATES, NODE_CANDIDATES = 30_000, 150_000, 110_000
 
-PartResult = tuple[Change | None, bool]  # the change, and whether the part was searched to its end
 
-
-@dataclass(frozen=True)
+@frozen
 class Advice:
-    """A change that makes a recipe safe, None where none is known. The search was `complete` where no part of it used
-    up its budget."""
+    """The sentence for a person whose recipe has no safe layout, and the change that it names, None where none is
+    known."""
 
-    change: Change | None
-    complete: bool = True
-
-    def sentence(self) -> str:
-        """Return the advice for a person."""
-        if self.change is not None:
-            which = "Smallest change that is safe" if self.change.smallest else f"A change that is safe ({CUT_SHORT})"
-            return f"{which}: {self.change.sentence()} ({self.change.layout.describe()})."
-        if not self.complete:
-            return f"No change that is safe is known ({CUT_SHORT})."
-        return (
-            f"Neither other pins, nor a technique added, nor more nodes, up to {DEFAULT_MOST_NODES}, nor a "
-            f"{SHORTER[-1]} times shorter sequence would be safe."
-        )
+    sentence: str
+    change: Change | None = None
 
 
 def find_advice(setting: Setting) -> Advice:
@@ -72,30 +59,31 @@ def find_advice(setting: Setting) -> Advice:
     is searched.
     """
     recipe, complete = setting.recipe, True
-    parts: list[Callable[[], PartResult]] = [
-        lambda: _within(PIN_CANDIDATES, lambda: first_safe(setting, _other_pins(setting))),
-        lambda: _within(TECHNIQUE_CANDIDATES, lambda: first_safe(setting, enumerate(_relaxed_requests(recipe)))),
-        lambda: _within(TECHNIQUE_CANDIDATES, lambda: _other_technique(setting)),
-        lambda: _within(PIN_CANDIDATES, lambda: _several_pins(setting)),
-        lambda: _within(TECHNIQUE_CANDIDATES, lambda: first_safe(setting, enumerate(_lifted_limit(recipe)))),
-        lambda: _more_nodes(setting),
-        lambda: _within(NODE_CANDIDATES, lambda: _shorter_sequence(setting)),
+    parts: list[tuple[int, Iterator[Change]]] = [
+        (PIN_CANDIDATES, safe_changes(setting, _other_pins(setting))),
+        (TECHNIQUE_CANDIDATES, safe_changes(setting, enumerate(_relaxed_requests(recipe)))),
+        (TECHNIQUE_CANDIDATES, _other_technique(setting)),
+        (PIN_CANDIDATES, _several_pins(setting)),
+        (TECHNIQUE_CANDIDATES, safe_changes(setting, enumerate(_lifted_limit(recipe)))),
+        (NODE_CANDIDATES, _more_nodes(setting)),
+        (NODE_CANDIDATES, _shorter_sequence(setting)),
     ]
-    for part in counting("kinds of changes", parts):
-        change, finished = part()
+    for candidates, part in counting("kinds of changes", parts):
+        changes, finished = within_budget(candidates, islice(part, 1))
         complete &= finished
-        if change is not None:
-            return Advice(replace(change, smallest=complete), complete)
-    return Advice(None, complete)
+        for change in changes:
+            return _advice_of(replace(change, smallest=complete and change.smallest))
+    if not complete:
+        return Advice(f"No change that is safe is known ({CUT_SHORT}).")
+    return Advice(
+        f"Neither other pins, nor a technique added, nor more nodes, up to {DEFAULT_MOST_NODES}, nor a "
+        f"{SHORTER[-1]} times shorter sequence would be safe."
+    )
 
 
-def _within(candidates: int, part: Callable[[], Change | None]) -> PartResult:
-    """Return what a part of the search finds within its budget, and whether it was not cut short."""
-    try:
-        with PricingBudget(candidates).limiting():
-            return part(), True
-    except BudgetSpent:
-        return None, False
+def _advice_of(change: Change) -> Advice:
+    which = "Smallest change that is safe" if change.smallest else f"A change that is safe ({CUT_SHORT})"
+    return Advice(f"{which}: {change.sentence()} ({change.layout.describe()}).", change)
 
 
 def _other_pins(setting: Setting) -> list[tuple[float, Change]]:
@@ -122,21 +110,23 @@ def _relaxed_requests(recipe: Recipe) -> Iterator[Change]:
         yield Change({"layout.layers_by_stage": None}, replace(recipe, layers_by_stage=None), Layout())
 
 
-def _other_technique(setting: Setting) -> Change | None:
-    """Free one technique after the other that the recipe sets itself, amounts of layers among them, and return the one
+def _other_technique(setting: Setting) -> Iterator[Change]:
+    """Free one technique after the other that the recipe sets itself, amounts of layers among them, and yield the one
     that allows the fastest safe layout, with what is then chosen for it. The format of gradients is never freed: it
     changes the numbers a model learns from."""
     recipe = setting.recipe
     free = {name: unfixed(recipe, name) for name in recipe.fixed if name != "gradient_dtype"}
     free |= {name: without(recipe, name) for name in recipe.pins if name in AMOUNTS}
     safe = {name: chosen for name in free if (chosen := planned(setting, free[name])) is not None}
-    fastest = min(safe, key=lambda name: safe[name].step_seconds, default=None)
-    return None if fastest is None else with_chosen_technique(recipe, fastest, safe[fastest])
+    if safe:
+        fastest = min(safe, key=lambda name: safe[name].step_seconds)
+        yield with_chosen_technique(recipe, fastest, safe[fastest])
 
 
-def _several_pins(setting: Setting) -> Change | None:
-    """Return the fewest pins set otherwise that leave a safe layout."""
-    return _with_nearest_pins(setting, unchanged(setting.recipe)) if len(setting.recipe.pins) > 1 else None
+def _several_pins(setting: Setting) -> Iterator[Change]:
+    """Yield the fewest pins set otherwise that leave a safe layout."""
+    if len(setting.recipe.pins) > 1:
+        yield from _with_nearest_pins(setting, unchanged(setting.recipe))
 
 
 def _lifted_limit(recipe: Recipe) -> Iterator[Change]:
@@ -146,23 +136,22 @@ def _lifted_limit(recipe: Recipe) -> Iterator[Change]:
         yield Change({key: None}, lifted, Layout(), {key: recipe.technique_limit})
 
 
-def _more_nodes(setting: Setting) -> PartResult:
-    """Return the fewest nodes with a safe layout, with as few of the pins changed as do, and whether it is the fewest:
-    a double, where the counts up to it cannot all be searched."""
+def _more_nodes(setting: Setting) -> Iterator[Change]:
+    """Yield the fewest nodes with a safe layout, with as few of the pins changed as do: a double, where the counts up
+    to it cannot all be searched. Raises BudgetSpent where fewer nodes may have one."""
     relaxed = _without_budget(setting)
-    try:
-        safe = fewest_safe(relaxed, setting.recipe.nodes, most_nodes(relaxed.recipe), NODE_CANDIDATES)
-    except BudgetSpent:
-        return None, False
+    safe = fewest_safe(relaxed, setting.recipe.nodes, most_nodes(relaxed.recipe), NODE_CANDIDATES)
     if safe is None:
-        return None, True
-    change = replace(resized(setting.recipe, "nodes", safe.nodes), layout=safe.layout)
-    within_pins, finished = _within(NODE_CANDIDATES, lambda: _with_few_pins(setting, change))
-    return (within_pins, safe.fewest) if finished else (_allowing(change), False)
+        return
+    change = replace(resized(setting.recipe, "nodes", safe.nodes), layout=safe.layout, smallest=safe.fewest)
+    within_pins, finished = within_budget(NODE_CANDIDATES, islice(_with_few_pins(setting, change), 1))
+    yield from within_pins if finished else [replace(_allowing(change), smallest=False)]
+    if not safe.fewest:
+        raise BudgetSpent
 
 
-def _shorter_sequence(setting: Setting) -> Change | None:
-    """Return the longest of some shorter sequences with a safe layout, with as few of the pins changed as do. A shorter
+def _shorter_sequence(setting: Setting) -> Iterator[Change]:
+    """Yield the longest of some shorter sequences with a safe layout, with as few of the pins changed as do. A shorter
     one that as many ranks can share needs no more than a longer one, so nothing else is searched where the shortest has
     none."""
     recipe, relaxed, key = setting.recipe, _without_budget(setting), "training.sequence_length"
@@ -172,13 +161,11 @@ def _shorter_sequence(setting: Setting) -> Change | None:
         return planned(relaxed, resized(relaxed.recipe, key, length).recipe)
 
     if not lengths or (lengths[-1] % MOST_CONTEXT == 0 and fastest(lengths[-1]) is None):
-        return None
+        return
     for length in lengths:
         chosen = fastest(length)
-        shorter = None if chosen is None else replace(resized(recipe, key, length), layout=chosen.layout)
-        if shorter is not None and (change := _with_few_pins(setting, shorter)) is not None:
-            return change
-    return None
+        if chosen is not None:
+            yield from _with_few_pins(setting, replace(resized(recipe, key, length), layout=chosen.layout))
 
 
 def _without_budget(setting: Setting) -> Setting:
@@ -187,22 +174,22 @@ def _without_budget(setting: Setting) -> Setting:
     return setting.with_recipe(replace(relax_pins(setting), budget=NO_BUDGET, memory=safe_alone))
 
 
-def _with_few_pins(setting: Setting, change: Change) -> Change | None:
-    """Return the change together with as few of its pins as leave a safe layout, or None where none do. The layout of
-    the change is the fastest safe one whatever the pins, which are changed so where the search for few is cut short."""
+def _with_few_pins(setting: Setting, change: Change) -> Iterator[Change]:
+    """Yield the change together with as few of its pins as leave a safe layout. The layout of the change is the fastest
+    safe one whatever the pins, which are changed so where the search for few is cut short."""
     if not change.recipe.pins:
-        return change
-    alone = settled(setting, change)
-    if alone is not None:
-        return alone
-    nearest, finished = _within(PIN_CANDIDATES, lambda: _with_nearest_pins(setting, change))
-    return nearest if finished else settled(setting, _allowing(change))
+        yield change
+        return
+    yield from safe_changes(setting, [(0.0, change)])
+    nearest, finished = within_budget(PIN_CANDIDATES, islice(_with_nearest_pins(setting, change), 1))
+    yield from nearest if finished else safe_changes(setting, [(0.0, _allowing(change))])
 
 
-def _with_nearest_pins(setting: Setting, change: Change) -> Change | None:
-    """Return the change together with the nearest pins that leave a safe layout; None where none do."""
+def _with_nearest_pins(setting: Setting, change: Change) -> Iterator[Change]:
+    """Yield the change together with the nearest pins that leave a safe layout."""
     pins = nearest_pins(setting.with_recipe(change.recipe))
-    return None if pins is None else settled(setting, with_pins(change, pins))
+    if pins is not None:
+        yield from safe_changes(setting, [(0.0, with_pins(change, pins))])
 
 
 def _allowing(change: Change) -> Change:
