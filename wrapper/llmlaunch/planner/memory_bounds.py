@@ -64,9 +64,8 @@ class MemoryBounds:
         self._anywhere = splits.uneven & (splits.virtual_pipeline == 1)  # layers may be cut between any two ranks
         self._kind = frequent_kind(layer_kinds(setting.job.shape))
         self._rank, self._dense, self._mixture = _fewest_layers(setting.job, splits)
-        self._state_bytes = _states_of_layers(setting, space, splits, self._rank, states)
+        self._state_bytes = _states_of_layers(setting, space, splits, self._rank, states).min(axis=0)
         self._few, self._row_of = splits.distinct(LAYER_FIELDS)
-        self._layers_with: dict[int, tuple[int, LayerBytes]] = {}  # by step, with its place
 
     def may_fit(self, steps: IntColumn, rows: IntColumn) -> BoolColumn:
         """Whether each of the splits at `rows` may fit with each of some `alike_steps` (steps x rows)."""
@@ -74,49 +73,16 @@ class MemoryBounds:
         if layers is None:
             return np.ones((len(steps), len(rows)), dtype=np.bool_)
         few = layers.row_of[rows]
-        splits, state_bytes = self._splits.take(rows), self._state_bytes.min(axis=0)
+        splits, state_bytes = self._splits.take(rows), self._state_bytes[:, rows]
         layer_counts = np.array([self._dense[rows], self._mixture[rows]])
         activation_bytes = _least_kept(layers.job, splits, self._rank[rows], layer_counts, layers.kept_bytes[:, :, few])
         room = layers.left[:, few] - layers.outside[rows]
         left = room + np.where(layer_counts[self._kind] > 0, 0.0, layers.beside[:, few])
-        fits: BoolColumn = (layer_counts * state_bytes[:, rows]).sum(axis=0) + activation_bytes <= left
+        fits: BoolColumn = (layer_counts * state_bytes).sum(axis=0) + activation_bytes <= left
         some = np.flatnonzero(self._anywhere[rows])
-        of_layer = layers.kept_bytes[self._kind][:, few[some]], state_bytes[self._kind, rows[some]]
+        of_layer = layers.kept_bytes[self._kind][:, few[some]], state_bytes[self._kind, some]
         fits[:, some] = self._ranks_hold_all(layers.job, splits.take(some), *of_layer, room[:, some])
         return fits
-
-    def may_be_cut(self, state: int, steps: IntColumn, rows: IntColumn, most: IntColumn) -> BoolColumn:
-        """Whether layers may be cut so that the splits at `rows`, with step techniques each, all of one group of
-        `alike_steps` that `may_fit` was asked about, and with `state`, fit if no rank has more than `most` layers of
-        the more frequent kind."""
-        if len(rows) == 0 or int(steps[0]) not in self._layers_with:
-            return np.ones(len(rows), dtype=np.bool_)
-        layers = self._layers_with[int(steps[0])][1]
-        place, few = np.array([self._layers_with[step][0] for step in steps.tolist()]), layers.row_of[rows]
-        state_bytes = self._state_bytes[self._states.index(state), self._kind, rows]
-        room = layers.left[place, few] - layers.outside[rows]
-        of_layer = layers.kept_bytes[self._kind, place, few], state_bytes
-        return self._ranks_hold_all(layers.job, self._splits.take(rows), *of_layer, room, most)
-
-    def overfull(
-        self, states: Sequence[int], steps: IntColumn, rows: IntColumn, cut: LayoutColumns, rank: IntColumn
-    ) -> BoolColumn:
-        """Whether the layers alone of one `rank` of each of the splits at `rows`, whose layers are `cut`, are too much
-        with each of the `states` and step techniques each, all of one group that `may_fit` was asked about (states x
-        rows)."""
-        if len(rows) == 0 or int(steps[0]) not in self._layers_with:
-            return np.zeros((len(states), len(rows)), dtype=np.bool_)
-        layers = self._layers_with[int(steps[0])][1]
-        place = np.array([self._layers_with[step][0] for step in steps.tolist()])
-        holds = one_rank(layers.job, cut, rank)
-        layer_counts = _by_class(layers.job, holds)
-        state_bytes = self._state_bytes[[self._states.index(state) for state in states]][:, :, rows]
-        few = layers.row_of[rows]
-        activation_bytes = _least_kept(layers.job, cut, rank, layer_counts, layers.kept_bytes[:, place, few])
-        room = layers.left[place, few] - layers.outside[rows]
-        left = room + np.where(layer_counts[self._kind] > 0, 0.0, layers.beside[place, few])
-        overfull: BoolColumn = (layer_counts * state_bytes).sum(axis=1) + activation_bytes > left
-        return overfull
 
     def _layer_bytes(self, steps: IntColumn, rows: IntColumn) -> LayerBytes | None:
         """Return what layers of the splits at `rows` take with the steps; None where no bound is known."""
@@ -149,9 +115,7 @@ class MemoryBounds:
         place = np.zeros(len(self._few), dtype=np.int64)
         place[some] = np.arange(count)
         columns = kept_bytes.reshape(2, *shape), beside.reshape(shape), left.reshape(shape), outside
-        layers = LayerBytes(job, place[self._row_of], *columns)
-        self._layers_with |= {step: (index, layers) for index, step in enumerate(steps.tolist())}
-        return layers
+        return LayerBytes(job, place[self._row_of], *columns)
 
     def _ranks_hold_all(
         self,
@@ -160,14 +124,13 @@ class MemoryBounds:
         kept_bytes: FloatColumn,
         state_bytes: FloatColumn,
         left: FloatColumn,
-        most: IntColumn | float = np.inf,
     ) -> BoolColumn:
         """Whether all ranks of the splits (the last axis of columns) together may hold all layers of the more frequent
-        kind, if each is as full as can be and holds no more than `most`."""
+        kind, if each is as full as can be."""
         layers, room = np.zeros(left.shape), np.maximum(left, 0.0)
         for rank in range(int(splits.pipeline.max(initial=0))):
             each = state_bytes + _least_alive(job, splits, np.full(len(splits), rank))[0] * kept_bytes
-            here = np.minimum(np.floor(room / np.maximum(each, 1.0)), most)
+            here = np.floor(room / np.maximum(each, 1.0))
             layers += np.where(rank < splits.pipeline, here, 0.0)
         enough: BoolColumn = layers >= layer_kinds(job.shape).count(self._kind)
         return enough

@@ -78,12 +78,9 @@ class UnevenLayouts:
 class Pairs:
     """Splits with step techniques of one group of `alike_steps`; `steps` are the indices of these. Which `states` are
     `allowed` with each pair, and the `factors` that the ranking multiplies its seconds by at least, are states x pairs.
-    `least_keys` bound its place in the ranking; `whole` is true where one rank does not decide that it is no point.
-    `places` are theirs among the splits of `memory`, if that bounds them."""
+    `least_keys` bound its place in the ranking; `whole` is true where one rank does not decide that it is no point."""
 
-    memory: MemoryBounds | None
     states: Sequence[int]
-    places: IntColumn
     splits: LayoutColumns
     steps: IntColumn
     allowed: BoolColumn
@@ -93,8 +90,7 @@ class Pairs:
 
     def take(self, index: BoolColumn | IntColumn) -> Pairs:
         columns = (self.allowed[:, index], self.factors[:, index], self.whole[index], self.least_keys[index])
-        places, splits = self.places[index], self.splits.take(index)
-        return Pairs(self.memory, self.states, places, splits, self.steps[index], *columns)
+        return Pairs(self.states, self.splits.take(index), self.steps[index], *columns)
 
 
 @dataclass(frozen=True)
@@ -102,11 +98,9 @@ class Unsafe:
     """Splits in their best balance that are not safe, with step techniques each and the state techniques at `state`:
     another cut may be, which the ranking counts `least_keys` seconds at least. `costs` are those of their stages,
     `factors` what the ranking multiplies their seconds by at least. `rows` are None where one rank was enough to
-    know, and `places` theirs among the splits of `memory`, if that bounds them."""
+    know."""
 
-    memory: MemoryBounds | None
     state: int
-    places: IntColumn
     splits: LayoutColumns
     steps: IntColumn
     costs: Costs
@@ -117,7 +111,7 @@ class Unsafe:
     def take(self, index: IntColumn) -> Unsafe:
         columns = (self.steps[index], self.costs.take(index), self.factors[index], self.least_keys[index])
         rows = None if self.rows is None else self.rows.take(index)
-        return Unsafe(self.memory, self.state, self.places[index], self.splits.take(index), *columns, rows)
+        return Unsafe(self.state, self.splits.take(index), *columns, rows)
 
 
 def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
@@ -244,7 +238,7 @@ def _pairs_in_reach(
             keys = np.where(legal, seconds * each, np.inf).min(axis=0)
             some = np.flatnonzero(incumbents.in_reach(keys) & incumbents.in_time(seconds))
             columns = (legal[:, some], each[:, some], whole[row[some]], keys[some])
-            yield Pairs(memory, states, row[some], splits.take(row[some]), alike[step[some]], *columns)
+            yield Pairs(states, splits.take(row[some]), alike[step[some]], *columns)
 
 
 def _rehearsed(setting: Setting, splits: LayoutColumns) -> BoolColumn:
@@ -304,9 +298,7 @@ class Pricing:
             full &= self._one_is_full(splits, pairs, full)
         for place, index in enumerate(pairs.states):
             factors = pairs.factors[place]
-            unsafe = Unsafe(
-                pairs.memory, index, pairs.places, splits, pairs.steps, costs, factors, passes.total * factors
-            )
+            unsafe = Unsafe(index, splits, pairs.steps, costs, factors, passes.total * factors)
             yield unsafe.take(np.flatnonzero(full[place] & single))
             self.result.overfull += int(np.count_nonzero(full[place] & ~single))
             some = np.flatnonzero(near[place] & ~full[place] & self.incumbents.in_reach(keys[place]))
@@ -320,17 +312,14 @@ class Pricing:
     def _one_is_full(self, splits: LayoutColumns, pairs: Pairs, asked: BoolColumn) -> BoolColumn:
         """Whether one rank of each split needs too much with each of the state techniques (states x splits), where that
         is `asked`: the rank with the most layers times the micro-batches it keeps. The fullest rank of the split needs
-        no less. What its layers alone take is asked first."""
+        no less."""
         rank = _heaviest_rank(splits, layer_kinds(self.offer.setting.recipe.model))
         full = np.zeros(asked.shape, dtype=np.bool_)
-        if pairs.memory is not None:
-            full = pairs.memory.overfull(pairs.states, pairs.steps, pairs.places, splits, rank)
-        some, of_states = np.flatnonzero(np.any(asked & ~full, axis=0)), np.flatnonzero(np.any(asked & ~full, axis=1))
-        if len(some):
-            states = [pairs.states[place] for place in of_states.tolist()]
-            applied = [self._applied(splits.take(some), pairs.steps[some], index) for index in states]
-            bytes_ = rank_bytes([job for job, _ in applied], [layouts for _, layouts in applied], rank[some])
-            full[np.ix_(of_states, some)] |= np.array(bytes_) > self.offer.setting.limit.most_bytes
+        some, of_states = np.flatnonzero(np.any(asked, axis=0)), np.flatnonzero(np.any(asked, axis=1))
+        states = [pairs.states[place] for place in of_states.tolist()]
+        applied = [self._applied(splits.take(some), pairs.steps[some], index) for index in states]
+        bytes_ = rank_bytes([job for job, _ in applied], [layouts for _, layouts in applied], rank[some])
+        full[np.ix_(of_states, some)] = np.array(bytes_) > self.offer.setting.limit.most_bytes
         return full
 
     def _add(self, splits: LayoutColumns, rows: Rows) -> None:
@@ -347,18 +336,13 @@ class Pricing:
         job, layouts = self._applied(unsafe.splits, unsafe.steps, unsafe.state)
         most_seconds = np.minimum(self.incumbents.key_to_beat / unsafe.factors, self.incumbents.reach.most_seconds)
         most = most_layers(job, layouts, unsafe.costs, most_seconds)
-        rows = np.arange(len(layouts))
         count_candidates(len(layouts))
-        if unsafe.memory is not None:
-            rows = np.flatnonzero(unsafe.memory.may_be_cut(unsafe.state, unsafe.steps, unsafe.places, most))
-        fitting, cut = balanced_within(
-            job, layouts.take(rows), unsafe.costs.take(rows), setting.limit.limit_bytes, most[rows]
-        )
+        fitting, cut = balanced_within(job, layouts, unsafe.costs, setting.limit.limit_bytes, most)
         if len(fitting):
-            batch, distinct = self._technique_batch(cut, unsafe.steps[rows[fitting]], unsafe.state)
+            batch, distinct = self._technique_batch(cut, unsafe.steps[fitting], unsafe.state)
             (states,) = state_batches(setting, space, [unsafe.state], distinct)
             self._add(cut, batch.priced_with(states))
-        return rows[fitting]
+        return fitting
 
     def _technique_batch(
         self, splits: LayoutColumns, steps: IntColumn, state: int
