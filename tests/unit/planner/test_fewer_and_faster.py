@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from llmlaunch.layout import Layout
-from llmlaunch.planner import fewer_and_faster, judge
+from llmlaunch.planner import fewer_and_faster
+from llmlaunch.planner.judge import safe_layouts
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_sized_plan
@@ -37,13 +38,11 @@ def priced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes of each layout that is priced for fewer nodes."""
     nodes: list[int] = []
 
-    safe_layouts = judge.safe_layouts
-
     def judged(setting: Setting, recipe: Recipe, layouts: Sequence[Layout]) -> list[tuple[float, Layout]]:
         nodes.extend(recipe.nodes for _ in layouts)
         return safe_layouts(setting, recipe, layouts)
 
-    monkeypatch.setattr(judge, "safe_layouts", judged)
+    monkeypatch.setattr(fewer_and_faster, "safe_layouts", judged)
     return nodes
 
 
@@ -62,7 +61,7 @@ def test_the_fastest_of_several_is_named_for_a_few_priced_layouts(priced: list[i
     _, plan = planned(SLOW, "nodes=4", "training.global_batch_size=64")
     assert plan.faster_on_fewer is not None
     assert plan.faster_on_fewer.nodes in priced
-    assert 1 <= len(priced) <= fewer_and_faster.MOST_PRICED
+    assert 1 <= len(priced) <= len(fewer_and_faster.SIZES) * (len(fewer_and_faster.DIVISORS) + 1)
 
 
 def test_nothing_is_priced_where_computing_decides(priced: list[int]) -> None:

@@ -7,40 +7,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llmlaunch.layout import Layout
+from llmlaunch.planner.judge import safe_layouts
 from llmlaunch.planner.outlook import FasterOnFewer
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.search_space import pinned_numbers
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 
-OF_NETWORK = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_transfer", "data_parallel")
 DIVISORS = (2, 4, 8, 16, 32)  # of the number of nodes
 SIZES = ("data", "context", "pipeline")  # one of which spans fewer nodes, the first that does costs least
-MOST_PRICED = len(SIZES) * (len(DIVISORS) + 1)
 LEAST_GAIN = 0.02  # what a model of time can tell apart
 
 
-def faster_on_fewer(setting: Setting, plan: Plan) -> FasterOnFewer | None:
+def faster_on_fewer(setting: Setting, plan: Plan, network_share: float) -> FasterOnFewer | None:
     """Return the number of nodes, fewer than the recipe's, and the safe layout with the shortest step on them; None
-    where no layout near the planned one is shorter than its step.
-
-    Half of the devices compute for twice as long, so nothing is priced where the step does not wait for the network for
-    as long as it computes.
-    """
+    where no layout near the planned one, whose step waits for the network for a share of its time, is shorter."""
     recipe, seconds = setting.recipe, plan.chosen.step_seconds
-    waiting = sum(plan.step_terms.get(term, 0.0) for term in OF_NETWORK)
-    filling = plan.step_terms.get("pipeline_bubble", 0.0)
-    if plan.sizing is not None or not plan.safe or filling + 2.0 * (seconds - waiting - filling) >= seconds:
-        return None
-    from llmlaunch.planner.judge import safe_layouts
-
     best: FasterOnFewer | None = None
     for nodes in _fewer(recipe.nodes):
         changed = replace(as_planned(recipe, plan.chosen), nodes=nodes)
         smaller = list(_smaller(recipe, plan.layout, recipe.nodes // nodes))
         for taken, layout in safe_layouts(setting, changed, smaller):
             if taken < (best.step_seconds if best else seconds):
-                best = FasterOnFewer(nodes, taken, layout, waiting / seconds)
+                best = FasterOnFewer(nodes, taken, layout, network_share)
     return best if best is not None and best.step_seconds < (1.0 - LEAST_GAIN) * seconds else None
 
 

@@ -17,8 +17,8 @@ from llmlaunch.memory.estimator import NOT_MODELLED, Estimate, estimate
 from llmlaunch.memory.job import NO_CORRECTION, Job
 from llmlaunch.planner.budgets import most_exceeded
 from llmlaunch.planner.expected_end import expected_end
-from llmlaunch.planner.fewer_and_faster import faster_on_fewer
 from llmlaunch.planner.headroom import fuller_layout, search_with_headroom
+from llmlaunch.planner.outlook import FasterOnFewer
 from llmlaunch.planner.plan import Candidate, ChangedChoice, JobLength, Plan, WhatIf, as_planned
 from llmlaunch.planner.racks import rack_note
 from llmlaunch.planner.search import (
@@ -44,6 +44,7 @@ from llmlaunch.units import GB, GIB, duration
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
 ALTERNATIVES = 5
+NETWORK_TERMS = ("tensor_parallel", "context_parallel", "expert_parallel", "pipeline_transfer", "data_parallel")
 
 
 def make_plan(setting: Setting) -> Plan:
@@ -256,12 +257,24 @@ def make_sized_plan(setting: Setting) -> tuple[Setting, Plan]:
     expected = expected_end(setting.recipe, plan.chosen, setting.lessons, ran_before=plan.time.measured is not None)
     changed = _changed_choice(setting, plan, legal)
     plan = replace(plan, sizing=sizing, budget=recipe.budget, expected=expected, changed=changed)
-    plan = replace(plan, faster_on_fewer=faster_on_fewer(setting, plan))
+    plan = replace(plan, faster_on_fewer=_faster_on_fewer(setting, plan))
     if not plan.may_run or most_exceeded(recipe.budget, plan.length) is None:
         return setting, plan
     from llmlaunch.planner.beyond_budget import beyond_budget
 
     return setting, replace(plan, beyond_budget=beyond_budget(setting, plan))
+
+
+def _faster_on_fewer(setting: Setting, plan: Plan) -> FasterOnFewer | None:
+    """Return fewer nodes on which a step is shorter. Half of the devices compute for twice as long, so nothing is
+    priced where the step does not wait for the network for as long as it computes."""
+    seconds, filling = plan.chosen.step_seconds, plan.step_terms.get("pipeline_bubble", 0.0)
+    waiting = sum(plan.step_terms.get(term, 0.0) for term in NETWORK_TERMS)
+    if plan.sizing is not None or not plan.safe or filling + 2.0 * (seconds - waiting - filling) >= seconds:
+        return None
+    from llmlaunch.planner.fewer_and_faster import faster_on_fewer
+
+    return faster_on_fewer(setting, plan, waiting / seconds)
 
 
 def _changed_choice(setting: Setting, plan: Plan, legal: LegalLayouts | None) -> ChangedChoice | None:
