@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from test_begin import Run
 
 from llmlaunch.node.rollback import BadLoss, _skip, bad_loss_of
+from llmlaunch.rundir.attempt_files import Cause
+from llmlaunch.rundir.schema import sound
 
 ROLLBACK = {"action": "rollback", "spike": False, "skip_batches": 20, "times": 2}
 
@@ -197,9 +199,14 @@ def test_checkpoints_set_aside_twice_keep_both(run: Run) -> None:
 
 @pytest.mark.parametrize("numbers", [None, [], {"since_step": "x", "good_step": -1e400}, {"since_step": True}])
 def test_a_record_that_is_torn_goes_back_nowhere_it_should_not(run: Run, numbers: Any) -> None:
-    bad = bad_loss_of({"kind": "bad_loss", "numbers": numbers, "source": "watchdog"}, {}, 300)
+    bad = bad_loss_of(sound(Cause, {"kind": "bad_loss", "numbers": numbers, "source": "watchdog"}), {}, 300)
     assert bad == BadLoss(since_step=300, good_step=299, at_once=True)
-    assert bad_loss_of("bad_loss", {}, 0) is bad_loss_of({"kind": "oom"}, {}, 0) is bad_loss_of(None, {}, 0) is None
+    assert (
+        bad_loss_of(sound(Cause, "bad_loss"), {}, 0)
+        is bad_loss_of({"kind": "oom"}, {}, 0)
+        is bad_loss_of(None, {}, 0)
+        is None
+    )
 
 
 def test_trainers_that_end_by_themselves_name_the_step_and_the_log_the_last_good_one() -> None:

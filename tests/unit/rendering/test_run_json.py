@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from run_samples import container_job, deepspeed_cpu, megatron_70b, plan, rank_by_itself, script_of
 
 from llmlaunch.cluster.matrix import BandwidthMatrix
+from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.flags.stages import written_layout
 from llmlaunch.layout import Layout
 from llmlaunch.placement.traffic import Sizes, Volumes, traffic
+from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.provenance import Provenance, gather_provenance
 from llmlaunch.rendering.run_directory import run_files
 from llmlaunch.rendering.run_json import _checkpoint, _restart, placement_json
 from llmlaunch.rendering.scripts import job_script
 from llmlaunch.rundir.peak_account import pipeline_rank_of
+from llmlaunch.rundir.run_file import RunFile
+from llmlaunch.rundir.schema import sound
 from support.recipes import recipe_of
 from support.rendered_jobs import shown_words
 
@@ -33,6 +38,13 @@ def test_a_written_layout_is_handed_on_as_one_word(split: tuple[int, ...]) -> No
     rendered = MegatronLM().render(RECIPE, layout)
     files = run_files(RECIPE, plan(RECIPE, layout), {"recipe": RECIPE.name}, rendered, Provenance(code={}))
     assert written_layout(split) in shown_words(files["command.txt"])
+
+
+@pytest.mark.parametrize("job", [megatron_70b, container_job, deepspeed_cpu])
+def test_readers_get_every_key_that_is_written(job: Callable[[], tuple[Recipe, Plan, Rendered]]) -> None:
+    of, planned, rendered = job()
+    written = json.loads(run_files(of, planned, {}, rendered, gather_provenance(of))["run.json"])
+    assert sound(RunFile, written) == written
 
 
 def directives(of: Recipe) -> list[str]:

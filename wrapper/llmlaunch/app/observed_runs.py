@@ -31,9 +31,12 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.run_json import run_description
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
-from llmlaunch.rundir.files import object_in, read_object, replace_bytes
+from llmlaunch.rundir.files import read_object, replace_bytes
 from llmlaunch.rundir.memory_files import summarize
+from llmlaunch.rundir.node_files import ObservedCommand
 from llmlaunch.rundir.run import begun_attempts
+from llmlaunch.rundir.run_file import read_run_file
+from llmlaunch.rundir.schema import read_as
 from llmlaunch.rundir.values import count_above_zero, to_type
 
 GIB = 2**30
@@ -48,7 +51,7 @@ class Observed:
 
     directory: Path
     name: str
-    described: Mapping[str, Any]
+    described: ObservedCommand
     versions: Mapping[str, Any]
     ranks: int
     nodes: int
@@ -71,7 +74,7 @@ def observed_directories(path: Path) -> list[Path]:
 
 def is_observed(directory: Path) -> bool:
     """Whether it holds what `llmlaunch observe` wrote."""
-    return (read_object(directory / file_names.RUN) or {}).get("observed") is True
+    return read_run_file(directory).get("observed", False)
 
 
 def describe_observed(directory: Path, recipe: Path | None, overrides: Sequence[str], notify: Notify) -> str | None:
@@ -80,8 +83,8 @@ def describe_observed(directory: Path, recipe: Path | None, overrides: Sequence[
 
     Returns a sentence on what is missing where no recipe comes of it: the run is collected without a prediction then.
     """
-    run = read_object(directory / file_names.RUN) or {}
-    if run.get("observed") is not True or ("recipe_digest" in run and recipe is None and not overrides):
+    run = read_run_file(directory)
+    if not run.get("observed") or ("recipe_digest" in run and recipe is None and not overrides):
         return None
     observed = _observed(directory)
     if observed is None:
@@ -140,11 +143,11 @@ def _observed(directory: Path) -> Observed | None:
     """Return what the last attempt that tells of its command has left."""
     for attempt in reversed(begun_attempts(directory)):
         with suppress(OSError, ValueError):
-            return _of_attempt(attempt, object_in(attempt.folder / file_names.OBSERVED))
+            return _of_attempt(attempt, read_as(ObservedCommand, attempt.folder / file_names.OBSERVED))
     return None
 
 
-def _of_attempt(attempt: Attempt, described: Mapping[str, Any]) -> Observed:
+def _of_attempt(attempt: Attempt, described: ObservedCommand) -> Observed:
     summary = summarize(attempt.run_directory, attempt.name)
     gpus = Counter((rank.gpu_name, rank.device_total_bytes) for rank in summary.ranks if rank.gpu_name)
     name, total = gpus.most_common(1)[0][0] if gpus else (None, None)
@@ -155,7 +158,7 @@ def _of_attempt(attempt: Attempt, described: Mapping[str, Any]) -> Observed:
     hosts = [node.host_total_bytes for node in summary.nodes if node.host_total_bytes]
     return Observed(
         directory=attempt.run_directory,
-        name=str((read_object(attempt.run_directory / file_names.RUN) or {}).get("name") or "observed"),
+        name=read_run_file(attempt.run_directory).get("name") or "observed",
         described=described,
         versions=read_object(attempt.folder / file_names.VERSIONS) or {},
         ranks=ranks,
@@ -183,9 +186,8 @@ def _command(observed: Observed) -> TrainerCommand:
     from llmlaunch.command_lines.launch import trainer_command
 
     described = observed.described
-    words = [str(word) for word in described.get("command") or ()]
-    environment = {str(name): str(value) for name, value in (described.get("environment") or {}).items()}
-    folder = Path(str(described.get("folder") or "."))
+    words, environment = described.get("command", []), described.get("environment", {})
+    folder = Path(described.get("folder") or ".")
     command = trainer_command(words, environment, folder=folder, place=observed.name)
     if command is None:
         raise UserError(f"`{' '.join(words)[:200]}` starts no trainer that llmlaunch knows")
@@ -196,14 +198,14 @@ def _command(observed: Observed) -> TrainerCommand:
         devices_per_node=observed.devices_per_node or command.devices_per_node,
         environment={name: value for name, value in environment.items() if OF_MEMORY.fullmatch(name)},
         slurm={"job-name": job} if job else {},
-        files={**command.files, **(described.get("files") or {})},
+        files={**command.files, **described.get("files", {})},
     )
 
 
 def _document(reading: Reading, observed: Observed) -> dict[str, Any]:
     """Return the recipe that was read, with the cluster, the nodes, the allocator and the framework's version that were
     observed."""
-    folder = Path(str(observed.described.get("folder") or "."))
+    folder = Path(observed.described.get("folder") or ".")
     document = {
         key: _with_absolute_paths(value, folder) if key in PATH_SECTIONS else value
         for key, value in reading.document.items()

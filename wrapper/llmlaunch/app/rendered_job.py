@@ -10,8 +10,9 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir import file_names
-from llmlaunch.rundir.files import object_in, read_object
+from llmlaunch.rundir.files import object_in
 from llmlaunch.rundir.run import begun_attempts, next_layout
+from llmlaunch.rundir.run_file import read_run_file
 
 
 def rendered_recipe(directory: Path) -> Recipe:
@@ -56,7 +57,7 @@ def checkpoint_warnings(directory: Path) -> tuple[str, ...]:
     from llmlaunch.readiness.readiness import in_sentences
 
     folder = next_layout(begun_attempts(directory))
-    saved = (read_object(directory / folder / file_names.RUN) or {}).get("checkpoint")
+    saved = read_run_file(directory, folder).get("checkpoint")
     if not isinstance(saved, dict) or not (Path(str(saved.get("path"))) / str(saved.get("tracker"))).is_file():
         return ()
     try:

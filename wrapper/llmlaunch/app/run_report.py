@@ -25,7 +25,7 @@ from llmlaunch.rundir.goodput import goodput_of
 from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.reached_steps import ended_before_first_step, reached_step, run_step
 from llmlaunch.rundir.run import RunDirectoryError, RunFiles, read_run
-from llmlaunch.rundir.values import byte_count, count_above_zero, counted, number, text_or_none, time_or_none
+from llmlaunch.rundir.values import byte_count, count_above_zero, counted, number, text_or_none
 
 if TYPE_CHECKING:
     from llmlaunch.rundir.summary import AttemptSummary, RankSummary
@@ -108,7 +108,7 @@ def _run(files: RunFiles, submission: Submission | None, plan: Record) -> Record
 
 def _steps_announced(attempts: Sequence[Attempt]) -> int | None:
     """How many steps the trainer said it would make, where run.json does not say."""
-    announced = (count_above_zero(attempt.progress.get("steps")) for attempt in reversed(attempts))
+    announced = (attempt.progress.get("steps") or None for attempt in reversed(attempts))
     return next((steps for steps in announced if steps is not None), None)
 
 
@@ -174,28 +174,28 @@ def _attempts(begun: Sequence[Attempt], traces: Mapping[str, StepTrace]) -> list
     times = iter(goodput_of(begun).attempts)
     return [
         _attempt(attempt, traces[attempt.name])
-        | {"time": next(times)._asdict() if time_or_none(attempt.began.get("started_at")) else None}
+        | {"time": next(times)._asdict() if attempt.began.get("started_at") else None}
         for attempt in begun
     ]
 
 
 def _attempt(attempt: Attempt, trace: StepTrace) -> Record:
     status, cause = attempt.status, attempt.status.get("cause")
-    state = text_or_none(status.get("state"))
+    state = status.get("state")
     seconds = statistics.median(value for _, value in trace.seconds) if trace.seconds else None
     return {
         "attempt": attempt.name,
         "layout": attempt.layout or "planned",
         "nodes": len(attempt.nodes) or None,
         "state": state if state in ENDINGS else None,
-        "started_at": time_or_none(attempt.began.get("started_at")) or attempt.started_at,
-        "ended_at": time_or_none(status.get("ended_at")),
+        "started_at": attempt.began.get("started_at") or attempt.started_at,
+        "ended_at": status.get("ended_at"),
         "from_step": attempt.from_step,
         "to_step": reached_step(attempt),
-        "saved_step": byte_count(status.get("saved_step")),
-        "step_seconds": seconds if seconds is not None else number(attempt.progress.get("step_seconds")),
-        "cause": text_or_none(cause.get("kind")) if isinstance(cause, dict) else None,
-        "why": sentence(cause) if isinstance(cause, dict) else text_or_none(status.get("why")),
+        "saved_step": status.get("saved_step"),
+        "step_seconds": seconds if seconds is not None else attempt.progress.get("step_seconds"),
+        "cause": cause.get("kind") if cause else None,
+        "why": sentence(cause) if cause else status.get("why") or None,
         "slow": slow_texts(status if status else attempt.progress),
     }
 
@@ -306,7 +306,7 @@ def _short(value: float) -> float:
 
 def _is_short(attempt: Attempt) -> bool:
     """Whether it lasted less than three lines of the monitor take: nobody expects a curve of it."""
-    began, ended = time_or_none(attempt.began.get("started_at")), time_or_none(attempt.status.get("ended_at"))
+    began, ended = attempt.began.get("started_at"), attempt.status.get("ended_at")
     return began is not None and ended is not None and ended - began < LEAST_CURVE_SECONDS
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.attempt import Attempt
+from ..rundir.attempt_files import BadLossRecord, Cause
 from ..rundir.file_names import node_log
 from ..rundir.files import read_object
+from ..rundir.schema import sound
 from ..rundir.slow_devices import slow_devices
-from ..rundir.values import host_names, number, whole_number
+from ..rundir.values import host_names
 from .cause import cause, cause_from_log, cause_from_ranks, ended_badly, failed, is_vague, likelier
 from .hang_blame import with_blame
 from .image_import import cause_of_import
@@ -22,11 +24,12 @@ from .rerun_verdict import with_first_gpu
 from .suspects import with_first_crash, with_slow_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    Record = dict[str, Any]
+    from ..rundir.attempt_files import Progress, RankRecord
 
 
+_OF_A_NODE = ("rank", "numbers", "sick", "consequence", "at", "facts", "ranks")
 LOGS_SECONDS = 20.0
 LAST_LINES_BYTES = 64 * 1024
 SAME_TIME_SECONDS = 2.0  # clocks of nodes differ, and torchrun looks at its ranks now and then
@@ -34,12 +37,12 @@ SAME_TIME_SECONDS = 2.0  # clocks of nodes differ, and torchrun looks at its ran
 
 def cause_of(
     attempt: Attempt,
-    ranks: Sequence[Record],
+    ranks: Sequence[RankRecord],
     code: int,
     state: str = "",
-    node_failure: Record | None = None,
-    tell: Callable[[Record], None] = lambda _: None,
-) -> Record | None:
+    node_failure: Cause | None = None,
+    tell: Callable[[Cause], None] = lambda _: None,
+) -> Cause | None:
     """Return what ended the attempt; None where nothing failed.
 
     `ranks` are the attempt's rank records, `code` what its launcher returned, `state` a scheduler's own words on
@@ -51,7 +54,7 @@ def cause_of(
     if code == 0 and not state and not any(failed(rank) for rank in ranks):
         return None
     if ended_for_loss(attempt.progress):  # what is logged after that are the ends of ranks
-        return _of_bad_loss(attempt.progress["bad_loss"])
+        return _of_bad_loss(attempt.progress.get("bad_loss") or {})
     causes = causes_of_nodes(attempt, ranks) + _from_watchdog(attempt.progress)
     if not ranks:
         causes += _from_preparation(attempt)
@@ -69,14 +72,14 @@ def cause_of(
     return with_slow_nodes(suspected, slow_devices(attempt.progress))
 
 
-def cause_of_ranks(ranks: Sequence[Record]) -> Record | None:
+def cause_of_ranks(ranks: Sequence[RankRecord]) -> Cause | None:
     """Return what ended the attempt by the ends of its ranks alone, for which no file is read."""
     nodes = list(dict.fromkeys(str(rank["node"]) for rank in ranks if rank.get("node")))
     ends = [cause_from_ranks(node, here) for node, here in _first_failed_first(nodes, ranks)]
     return first_cause([end for end in ends if end is not None])
 
 
-def causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
+def causes_of_nodes(attempt: Attempt, ranks: Sequence[RankRecord]) -> list[Cause]:
     """Return one cause for each node that has any: its own file's; its log's where it left none, or where its last
     lines came after it had looked (SLURM counts the kernel's kills when a step has ended).
 
@@ -100,42 +103,29 @@ def causes_of_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[Record]:
     return causes
 
 
-def _written_cause(attempt: Attempt, node: str) -> Record | None:
-    """What a node wrote, every value of the kind it should have; None where it is not there or of no known kind."""
-    own = read_object(attempt.folder / file_names.CAUSES / f"{node}.json")
-    if own is None or str(own.get("kind")) not in KINDS:
+def _written_cause(attempt: Attempt, node: str) -> Cause | None:
+    """Return what a node wrote; None where that is missing or of no known kind. Whom it points at is judged here."""
+    own = sound(Cause, read_object(attempt.folder / file_names.CAUSES / f"{node}.json"))
+    if own is None or own["kind"] not in KINDS:
         return None
-    at, rank, numbers, ranks, facts = (own.get(key) for key in ("at", "rank", "numbers", "ranks", "facts"))
-    sound = cause(
-        str(own["kind"]),
-        node,
-        str(own.get("line") or ""),
-        str(own.get("source") or "log"),
-        rank=rank if isinstance(rank, int) else None,
-        numbers=numbers if isinstance(numbers, dict) else {},
-        sick=own.get("sick") is True,
-        consequence=own.get("consequence") is True,
-        at=float(at) if isinstance(at, (int, float)) else None,
-    )
-    if isinstance(facts, dict):
-        sound["facts"] = {str(name): value for name, value in facts.items() if isinstance(value, str)}
-    return {**sound, "ranks": ranks} if isinstance(ranks, list) else sound
+    more = {name: value for name, value in own.items() if name in _OF_A_NODE}
+    return cause(own["kind"], node, own.get("line", ""), own.get("source") or "log", **more)
 
 
-def first_cause(causes: Sequence[Record]) -> Record | None:
+def first_cause(causes: Sequence[Cause]) -> Cause | None:
     """The cause that came first; among those within two seconds of it, or without a time, by the order of KINDS. What
     only reports another's end comes last, and a hang before that."""
     if not causes:
         return None
     best = min(map(_weight, causes))
     equal = [cause for cause in causes if _weight(cause) == best]
-    first = min((cause["at"] for cause in equal if cause.get("at") is not None), default=0.0)
-    early = [cause for cause in equal if cause.get("at") is None or cause["at"] <= first + SAME_TIME_SECONDS]
+    first = min((at for cause in equal if (at := cause.get("at")) is not None), default=0.0)
+    early = [cause for cause in equal if (cause.get("at") or 0.0) <= first + SAME_TIME_SECONDS]
     precedence = {kind: place for place, kind in enumerate(KINDS)}
     return min(early, key=lambda cause: (precedence.get(cause["kind"], len(KINDS)), cause.get("at") or 0.0))
 
 
-def _weight(cause: Record) -> int:
+def _weight(cause: Cause) -> int:
     if not cause.get("consequence"):
         return 1 if cause["kind"] == "hung" else 0
     if cause["source"] != "ranks":
@@ -144,20 +134,19 @@ def _weight(cause: Record) -> int:
     return 4 if cause["line"].endswith("SIGTERM") else 2
 
 
-def _first_failed_first(nodes: Sequence[str], ranks: Sequence[Record]) -> list[tuple[str, list[Record]]]:
+def _first_failed_first(nodes: Sequence[str], ranks: Sequence[RankRecord]) -> list[tuple[str, list[RankRecord]]]:
     """Each node with its ranks."""
-    by_node: dict[str, list[Record]] = {node: [] for node in nodes}
+    by_node: dict[str, list[RankRecord]] = {node: [] for node in nodes}
     for rank in ranks:
-        if rank.get("node") in by_node:
-            by_node[rank["node"]].append(rank)
+        by_node.get(rank.get("node") or "", []).append(rank)
 
-    def failed_at(item: tuple[str, list[Record]]) -> float:
+    def failed_at(item: tuple[str, list[RankRecord]]) -> float:
         return min((float(rank.get("ended_at") or 0.0) for rank in item[1] if ended_badly(rank)), default=float("inf"))
 
     return sorted(by_node.items(), key=failed_at)
 
 
-def _nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
+def _nodes(attempt: Attempt, ranks: Sequence[RankRecord]) -> list[str]:
     """Every node of the attempt that a file names, in the order of node ranks where that is known."""
     nodes = attempt.nodes + [str(rank["node"]) for rank in ranks if rank.get("node")]
     nodes += [path.stem for path in attempt.cause_files]
@@ -167,48 +156,47 @@ def _nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(nodes))
 
 
-def ended_for_loss(progress: Mapping[str, Any]) -> bool:
+def ended_for_loss(progress: Progress) -> bool:
     """Whether the watchdog ended the attempt since its loss was bad (progress.json)."""
-    bad = progress.get("bad_loss")
-    return isinstance(bad, dict) and bad.get("ended") is True
+    return (progress.get("bad_loss") or BadLossRecord()).get("ended", False)
 
 
-def _of_bad_loss(bad: Mapping[str, Any]) -> Record:
-    loss, usual = (number(bad.get(key)) for key in ("loss", "usual"))
-    since = whole_number(bad.get("since_step"))
+def _of_bad_loss(bad: BadLossRecord) -> Cause:
+    loss, usual, since = bad.get("loss"), bad.get("usual"), bad.get("since_step")
     step = "" if since is None else f" since step {since}"
-    if bad.get("kind") == "spike" and loss is not None:
+    if bad.get("kind") == "spike" and isinstance(loss, (int, float)):
         line = f"the loss has spiked{step}, to {loss:.4g}" + ("" if usual is None else f" from {usual:.4g}")
     else:
         line = f"the loss was {'NaN' if bad.get('loss') == 'nan' else 'infinite'}{step}"
-    numbers = {key: bad[key] for key in ("since_step", "good_step") if whole_number(bad.get(key)) is not None}
+    steps = {"since_step": since, "good_step": bad.get("good_step")}
+    numbers = {name: step for name, step in steps.items() if step is not None}
     return cause("bad_loss", None, f"{line}; the watchdog ended the training", "watchdog", numbers=numbers)
 
 
-def _from_watchdog(progress: Mapping[str, Any]) -> list[Record]:
+def _from_watchdog(progress: Progress) -> list[Cause]:
     behind, hung = progress.get("behind"), progress.get("hung")
-    if isinstance(behind, dict):
+    if behind is not None:
         step, first = behind.get("checkpoint_step"), behind.get("first_step")
         line = f"the trainers began at step {first} although there is a checkpoint of step {step}; they were ended"
         return [cause("checkpoint", None, line, "watchdog")]
-    if not isinstance(hung, dict):
+    if hung is None:
         return []
-    seconds = {key: number(hung.get(key)) for key in ("since_seconds", "allowed_seconds")}
-    numbers = {key: value for key, value in seconds.items() if value is not None}
-    waited = numbers.get("since_seconds")
+    waited = hung.get("since_seconds")
+    seconds = {"since_seconds": waited, "allowed_seconds": hung.get("allowed_seconds")}
+    numbers = {name: value for name, value in seconds.items() if value is not None}
     line = f"no progress for {waited:.0f} s, waiting for {hung.get('what')}" if waited is not None else "no progress"
     if hung.get("where"):
         line = f"{line}; {hung['where']}"
     return [cause("hung", None, line, "watchdog", numbers=numbers)]
 
 
-def _from_preparation(attempt: Attempt) -> list[Record]:
+def _from_preparation(attempt: Attempt) -> list[Cause]:
     """What kept the training from beginning: one node checks the arguments, and builds what all will read."""
     logged = cause_from_log(scan(read_log(attempt.folder / file_names.PREPARE_LOG)), "", [])
     return [] if logged is None else [{**logged, "node": None}]
 
 
-def _from_slurm(attempt: Attempt, ranks: Sequence[Record], state: str) -> Record | None:
+def _from_slurm(attempt: Attempt, ranks: Sequence[RankRecord], state: str) -> Cause | None:
     """What SLURM's own words make of it: the job's log has srun's, `slurm-<job id>.out` those of the batch step."""
     # One for each job in this directory; of an array's task the name holds another number than the attempt's.
     run_dir, name = attempt.run_directory, attempt.name
@@ -224,7 +212,7 @@ def _from_slurm(attempt: Attempt, ranks: Sequence[Record], state: str) -> Record
     return cause("node_fail", lost[0] if lost else None, line, "slurm", sick=bool(lost), nodes=lost)
 
 
-def _silent_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
+def _silent_nodes(attempt: Attempt, ranks: Sequence[RankRecord]) -> list[str]:
     """The nodes that did not report an end of any kind, where others did."""
     ended = {str(rank.get("node")) for rank in ranks if rank.get("ended_at") is not None}
     ended |= {*attempt.done, *(path.stem for path in attempt.cause_files)}
@@ -233,7 +221,7 @@ def _silent_nodes(attempt: Attempt, ranks: Sequence[Record]) -> list[str]:
     return silent if len(silent) < len(nodes) else []
 
 
-def _is_explained_by(best: Record, slurm: Record) -> bool:
+def _is_explained_by(best: Cause, slurm: Cause) -> bool:
     """A lost node explains whatever its neighbours then died of; a time limit only what came after it."""
     return slurm["kind"] == "node_fail" and kind_of(best).is_weak
 

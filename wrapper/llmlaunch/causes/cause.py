@@ -13,9 +13,8 @@ from .rerun_verdict import without_reruns
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..rundir.attempt_files import Cause, RankCause, RankRecord
     from .log_scan import Hit
-
-    Record = dict[str, Any]
 
 
 SCHEMA = 1
@@ -27,9 +26,9 @@ MOST_RANKS = 1000
 MOST_NAMED = 3  # ranks in a sentence
 
 
-def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> Record:
+def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> Cause:
     """A cause as `attempts/<attempt>/causes/<node>.json` has it (docs/run-directory.md)."""
-    record: Record = {
+    record: Cause = {
         "schema": SCHEMA,
         "kind": kind,
         "node": node,
@@ -41,11 +40,11 @@ def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> R
         "consequence": False,
         "at": None,
     }
-    record.update(more)
+    record.update(more)  # type: ignore[typeddict-item]
     return record
 
 
-def nodes_at_fault(record: Record | None) -> list[str]:
+def nodes_at_fault(record: Mapping[str, Any] | None) -> list[str]:
     if record is None or not record.get("sick"):
         return []
     listed = record.get("nodes")
@@ -53,32 +52,32 @@ def nodes_at_fault(record: Record | None) -> list[str]:
     return [str(name) for name in names if is_host(name)]
 
 
-def failed(rank: Record) -> bool:
+def failed(rank: RankRecord) -> bool:
     return rank.get("signal") is not None or rank.get("exit_code") not in (None, 0)
 
 
-def ended_badly(rank: Record) -> bool:
+def ended_badly(rank: RankRecord) -> bool:
     """Whether a rank failed by itself: not merely taken down with SIGTERM by its launcher."""
     return failed(rank) and rank.get("signal") != "SIGTERM"
 
 
-def rank_end(rank: Record) -> str:
+def rank_end(rank: RankRecord) -> str:
     """Return `was ended by SIGKILL` or `exited with 1`."""
     signal = rank.get("signal")
     return f"exited with {rank.get('exit_code')}" if signal is None else f"was ended by {signal}"
 
 
-def was_killed(ranks: Sequence[Record]) -> bool:
+def was_killed(ranks: Sequence[RankRecord]) -> bool:
     """Whether any rank was ended by SIGKILL. A rank without an end record counts: its wrapper died with it."""
     return any(rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None for rank in ranks)
 
 
-def is_vague(record: Record) -> bool:
+def is_vague(record: Cause) -> bool:
     """Whether a cause names nothing but a crash, or another's end."""
     return record["kind"] == "crash" or bool(record.get("consequence"))
 
 
-def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record | None:
+def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[RankRecord]) -> Cause | None:
     """Return what the log says: its first line that names a kind with strong evidence, else one that names the network,
     which often recovers; else the last exception of the rank that failed first; else a line that only reports
     another's end; None where there is no line at all."""
@@ -99,7 +98,7 @@ def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[Record]) -> R
     return _cause_of_hit(told[0], [hit for hit in told if hit.kind == told[0].kind], node, ranks) if told else None
 
 
-def cause_from_ranks(node: str, ranks: Sequence[Record]) -> Record | None:
+def cause_from_ranks(node: str, ranks: Sequence[RankRecord]) -> Cause | None:
     """Return how the first failed rank ended, where no line says more; a signal from outside is no cause of its own."""
     first = _first_failed(ranks)
     if first is None:
@@ -118,7 +117,7 @@ def cause_from_ranks(node: str, ranks: Sequence[Record]) -> Record | None:
     )
 
 
-def likelier(logged: Record | None, ended: Record | None) -> Record | None:
+def likelier(logged: Cause | None, ended: Cause | None) -> Cause | None:
     """Return the better of what the log says and how the ranks ended: the signal that ended the first one, where the
     log only tells of another's end; how it ended, where the log only has its launcher's lines on it."""
     if logged is None or ended is None:
@@ -129,7 +128,7 @@ def likelier(logged: Record | None, ended: Record | None) -> Record | None:
     return ended if logged["consequence"] and signalled else logged
 
 
-def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence[Record]) -> Record:
+def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence[RankRecord]) -> Cause:
     if not _names_more(hit):  # of a message of several lines, that which names both sides
         hit = next((other for other in same_kind if _names_more(other) and _same_speaker(other, hit)), hit)
     rank = _rank_of(hit, ranks)
@@ -161,7 +160,7 @@ def _same_speaker(one: Hit, other: Hit) -> bool:
     return (one.rank, one.local_rank) == (other.rank, other.local_rank)
 
 
-def _whose_memory(hit: Hit, ranks: Sequence[Record]) -> str:
+def _whose_memory(hit: Hit, ranks: Sequence[RankRecord]) -> str:
     """`oom`; `gpu_shared` or `gpu_busy` where another process holds what was missing: one of this job's ranks on the
     node, or a stranger, as far as its process id tells."""
     others, asked = hit.numbers.get("other_processes_bytes", 0), hit.numbers.get("asked_bytes")
@@ -171,9 +170,9 @@ def _whose_memory(hit: Hit, ranks: Sequence[Record]) -> str:
     return "gpu_shared" if own.intersection(_PROCESS.findall(hit.line)) else "gpu_busy"
 
 
-def _each_rank(hits: Sequence[Hit], ranks: Sequence[Record]) -> list[Record]:
+def _each_rank(hits: Sequence[Hit], ranks: Sequence[RankRecord]) -> list[RankCause]:
     """Every rank of the node with such a message, once, with the first of its messages that has any numbers."""
-    causes: dict[int | None, Record] = {}
+    causes: dict[int | None, RankCause] = {}
     for hit in hits:
         rank = _rank_of(hit, ranks)
         number = None if rank is None else rank.get("rank")
@@ -184,7 +183,7 @@ def _each_rank(hits: Sequence[Hit], ranks: Sequence[Record]) -> list[Record]:
     return list(causes.values())
 
 
-def _rank_of(hit: Hit, ranks: Sequence[Record]) -> Record | None:
+def _rank_of(hit: Hit, ranks: Sequence[RankRecord]) -> RankRecord | None:
     """The rank that wrote the line: by its own prefix, else the only one that failed by itself, else by the GPU that
     the message names, where the ranks of a node do not all call theirs 0."""
     if hit.rank is not None or hit.local_rank is not None:
@@ -199,24 +198,23 @@ def _rank_of(hit: Hit, ranks: Sequence[Record]) -> Record | None:
     return next((rank for rank in ranks if rank.get("local_rank") == gpu), None)
 
 
-def _wrote(hit: Hit, rank: Record) -> bool:
+def _wrote(hit: Hit, rank: RankRecord) -> bool:
     if hit.rank is not None:
         return bool(rank.get("rank") == hit.rank)
     return hit.local_rank is not None and rank.get("local_rank") == hit.local_rank
 
 
-def _first_failed(ranks: Sequence[Record]) -> Record | None:
+def _first_failed(ranks: Sequence[RankRecord]) -> RankRecord | None:
     bad = [rank for rank in ranks if failed(rank)]
     return min(bad, key=lambda rank: (not ended_badly(rank), rank.get("ended_at") or float("inf")), default=None)
 
 
-def _ended_at(rank: Record | None, ranks: Sequence[Record]) -> float | None:
+def _ended_at(rank: RankRecord | None, ranks: Sequence[RankRecord]) -> float | None:
     """When the rank ended, else when the first of its node failed; unix seconds of that node's clock."""
-    if rank is not None and isinstance(rank.get("ended_at"), (int, float)):
-        return float(rank["ended_at"])
+    if rank is not None and rank.get("ended_at") is not None:
+        return rank["ended_at"]
     first = _first_failed(ranks)
-    at = None if first is None else first.get("ended_at")
-    return float(at) if isinstance(at, (int, float)) else None
+    return None if first is None else first.get("ended_at")
 
 
 def in_words(kind: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..rundir import file_names
 from ..rundir.stack_files import ranks_that_wrote
-from ..rundir.values import count_above_zero, counted, is_host
+from ..rundir.values import counted, is_host
 from .flight_recorder import read_dumps
 from .hang_roots import TooManyRanks, find_roots
 from .redaction import harmless
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..rundir.attempt import Attempt
+    from ..rundir.attempt_files import Blame, Cause, RankRecord
     from .flight_recorder import Dump, Operation
     from .hang_roots import Roots
-
-    Record = dict[str, Any]
 
 
 MOST_NAMED = 4  # ranks in a sentence
@@ -26,7 +25,7 @@ MOST_LISTED = 1000
 FLIGHT_SIGN, NO_ANSWER_SIGN = "flight_recorder", "no_answer"
 
 
-def with_blame(cause: Record, attempt: Attempt, ranks: Sequence[Record]) -> Record:
+def with_blame(cause: Cause, attempt: Attempt, ranks: Sequence[RankRecord]) -> Cause:
     """Return the cause of a hang with `blame`, its rank and node in place of those whose log told of the hang, and
     `suspects`: the signs against the node.
 
@@ -48,7 +47,7 @@ def with_blame(cause: Record, attempt: Attempt, ranks: Sequence[Record]) -> Reco
     why = f"{scene.named(silent)} gave no answer" if roots is None else _sentence(roots, dumps, scene)
     first, node = (blamed[0] if blamed else None), scene.only_node(blamed)
     signs = [FLIGHT_SIGN] * (roots is not None) + [NO_ANSWER_SIGN] * bool(silent_roots)
-    blame = {
+    blame: Blame = {
         "kind": "no_answer" if roots is None else roots.kind,
         "rank": first,
         "device": scene.device(first),
@@ -81,9 +80,7 @@ def _silent_ranks(attempt: Attempt) -> list[int]:
     answers = ranks_that_wrote(attempt.folder)
     if answers is None:
         return []
-    world = (count_above_zero(attempt.run.get("nodes")) or 0) * (
-        count_above_zero(attempt.run.get("devices_per_node")) or 0
-    )
+    world = (attempt.run.get("nodes") or 0) * (attempt.run.get("devices_per_node") or 0)
     silent = sorted(set(range(min(world, 1_000_000))) - answers)
     return silent if len(silent) < len(answers) else []
 

@@ -4,7 +4,7 @@ other steps."""
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.values import counted
@@ -14,7 +14,7 @@ from .log_scan import read_log, scan
 if TYPE_CHECKING:
     from pathlib import Path
 
-    Record = dict[str, Any]
+    from ..rundir.attempt_files import Cause
 
 
 IMPORTED = "imported"  # the last line of a node's log, from inside the container
@@ -22,7 +22,7 @@ _IMAGE = re.compile(r"pyxis: failed to .{0,400}image: (\S{1,400})")  # bounded: 
 _SAID_BY_PYXIS = re.compile(r".*?pyxis: +")
 
 
-def failed_imports(attempt_folder: Path) -> dict[str, Record]:
+def failed_imports(attempt_folder: Path) -> dict[str, Cause]:
     """Return the cause of each node without the image, by node: `container_busy` where it may have it next time. What a
     node cannot that others can is its own fault."""
     logs = {log.stem: read_log(log) for log in sorted((attempt_folder / file_names.IMPORT).glob("*.log"))}
@@ -33,7 +33,7 @@ def failed_imports(attempt_folder: Path) -> dict[str, Record]:
     return failures
 
 
-def cause_of_import(attempt_folder: Path) -> Record | None:
+def cause_of_import(attempt_folder: Path) -> Cause | None:
     """Return what a person should know of an import that failed: of the nodes, the first whose failure would recur;
     None where all that tried have the image."""
     failures = list(failed_imports(attempt_folder).values())
@@ -41,11 +41,11 @@ def cause_of_import(attempt_folder: Path) -> Record | None:
         return None
     first = min(failures, key=lambda failure: (failure["consequence"], failure["kind"] == "container_busy"))
     others = f" (and on {counted(len(failures) - 1, 'other node')})" if len(failures) > 1 else ""
-    at_fault = [failure["node"] for failure in failures if failure["sick"]]
+    at_fault = [node for failure in failures if failure["sick"] and (node := failure["node"])]
     return {**first, "line": first["line"] + others, "nodes": at_fault}
 
 
-def _cause_on(node: str, log: str) -> Record:
+def _cause_on(node: str, log: str) -> Cause:
     image = _IMAGE.search(log)
     of_image = f"importing {image[1]}: " if image else ""
     log_cause = cause_from_log(scan(log), node, [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..rundir.foreign_values import byte_size_in, whole_number_in
 from ..rundir.regular_files import open_regular
@@ -24,6 +24,8 @@ from .xids import HARDWARE_XIDS, XID
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from ..rundir.attempt_files import Cause
 
     Speaker = tuple[str, int]
     Numbers = dict[str, int | float]
@@ -317,7 +319,7 @@ def last_message(text: str) -> str:
     return harmless(next(own, ""))
 
 
-def with_last_message(record: dict[str, Any] | None, text: str) -> dict[str, Any] | None:
+def with_last_message(record: Cause | None, text: str) -> Cause | None:
     """Return the cause with the last line that the trainer wrote, where nothing else is known but the exit code of a
     rank, or its launcher's words about it: what a program says before it exits by itself is no exception."""
     if record is None or record["kind"] != "crash":

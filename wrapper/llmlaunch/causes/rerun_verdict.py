@@ -18,16 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..rundir.attempt import Attempt
+    from ..rundir.attempt_files import Cause, RankRecord
     from .log_scan import Hit
-
-    Record = dict[str, Any]
 
 
 EXIT_CODES = (16, 17)  # EXIT_CODE_RESUME_TO_DISAMBIGUATE, EXIT_CODE_FAILED_ON_RESULT_VALIDATION
 _KINDS = (RERUN, SILENT_CORRUPTION, "unexpected_result")
 
 
-def without_reruns(hits: Sequence[Hit], ranks: Sequence[Record]) -> list[Hit]:
+def without_reruns(hits: Sequence[Hit], ranks: Sequence[RankRecord]) -> list[Hit]:
     """Return the hits without those of the machine, where no rank ended by its word: some of its checks only warn.
     Where one did, without the bad loss that the machine looked into."""
     ended = any(rank.get("exit_code") in EXIT_CODES for rank in ranks) and any(hit.kind in _KINDS for hit in hits)
@@ -35,7 +34,7 @@ def without_reruns(hits: Sequence[Hit], ranks: Sequence[Record]) -> list[Hit]:
     return [hit for hit in hits if hit.kind not in left_out]
 
 
-def with_first_gpu(cause: Record, attempt: Attempt) -> Record:
+def with_first_gpu(cause: Cause, attempt: Attempt) -> Cause:
     """Return the cause of a persistent error with the GPU of the attempt before in place of the one that showed it up.
     Two GPUs disagree, and the first was wrong by what the program expects: these are two signs."""
     if cause["kind"] != SILENT_CORRUPTION or cause["sick"]:
@@ -44,16 +43,21 @@ def with_first_gpu(cause: Record, attempt: Attempt) -> Record:
     first = next((it for it in map(_cause, reversed(earlier)) if it.get("kind") == RERUN and it.get("node")), None)
     if first is None:
         return {**cause, "node": None, "rank": None}
-    device = (first.get("numbers") or {}).get("device")
-    why = f"device {device} of {first['node']} gave another result than a second GPU"
-    suspects = {str(first["node"]): ["same_result_again", "other_result_elsewhere"]}
-    named = {"node": first["node"], "rank": first.get("rank"), "numbers": dict(first.get("numbers") or {})}
-    return {**cause, **named, "line": harmless(f"{why}: {cause['line']}"), "sick": True, "suspects": suspects}
+    numbers = dict(first.get("numbers") or {})
+    why = f"device {numbers.get('device')} of {first['node']} gave another result than a second GPU"
+    return {
+        **cause,
+        "node": first["node"],
+        "rank": first.get("rank"),
+        "numbers": numbers,
+        "line": harmless(f"{why}: {cause['line']}"),
+        "sick": True,
+        "suspects": {first["node"]: ["same_result_again", "other_result_elsewhere"]},
+    }
 
 
-def _cause(attempt: Attempt) -> Record:
-    cause = attempt.status.get("cause")
-    return cause if isinstance(cause, dict) else {}
+def _cause(attempt: Attempt) -> Mapping[str, Any]:
+    return attempt.status.get("cause") or {}
 
 
 def is_judged_step(cause: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from .kinds import RERUN, kind_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..rundir.attempt_files import Cause
     from ..rundir.slow_devices import SlowDevice
 
     Record = Mapping[str, Any]
@@ -48,7 +49,7 @@ def signs_against(cause: Record | None) -> dict[str, int]:
     signs: dict[str, int] = {}
     if cause is None:
         return signs
-    for node in nodes_at_fault(dict(cause)):
+    for node in nodes_at_fault(cause):
         signs[node] = max(ONE_SIGN, kind_of(cause).signs)
     for node, kinds in _suspects(cause).items():
         signs[node] = min(ENOUGH_SIGNS, max(signs.get(node, 0), len(kinds)))
@@ -62,7 +63,7 @@ def _suspects(cause: Record) -> dict[str, set[str]]:
     return {node: set(map(str, kinds)) for node, kinds in named if is_host(node) and isinstance(kinds, list) and kinds}
 
 
-def with_first_crash(cause: dict[str, Any], made_a_step: bool, nodes: int) -> dict[str, Any]:
+def with_first_crash(cause: Cause, made_a_step: bool, nodes: int) -> Cause:
     """Return the cause with a sign against the node that crashed first. A job of one node has no other, and what fails
     before its first step is the program's."""
     node = cause.get("node")
@@ -71,7 +72,7 @@ def with_first_crash(cause: dict[str, Any], made_a_step: bool, nodes: int) -> di
     return {**cause, "suspects": {str(node): [_CRASH_SIGN]}}
 
 
-def with_slow_nodes(cause: dict[str, Any], slow: Sequence[SlowDevice]) -> dict[str, Any]:
+def with_slow_nodes(cause: Cause, slow: Sequence[SlowDevice]) -> Cause:
     """Return the cause with a sign against each node that was slow when the attempt ended."""
     suspects = {node: set(kinds) for node, kinds in _suspects(cause).items()}
     for device in slow:
@@ -81,7 +82,7 @@ def with_slow_nodes(cause: dict[str, Any], slow: Sequence[SlowDevice]) -> dict[s
 
 def is_only_a_crash(cause: Record) -> bool:
     """Whether the only sign is a first crash. Of one run such signs count once: the program is the same."""
-    return set().union(*_suspects(cause).values(), ()) == {_CRASH_SIGN} and not nodes_at_fault(dict(cause))
+    return set().union(*_suspects(cause).values(), ()) == {_CRASH_SIGN} and not nodes_at_fault(cause)
 
 
 def nodes_to_leave_out(causes: Sequence[Record | None]) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from llmlaunch.launchers.base import JobState
 from llmlaunch.launchers.run_files import can_be_cancelled, can_be_resumed
-from llmlaunch.rundir import file_names
-from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.run_file import read_run_file
 from llmlaunch.rundir.values import to_type
 
 Step = tuple[str, str]
@@ -61,6 +60,6 @@ def after_end(directory: Path, state: JobState, cause: Mapping[str, Any]) -> lis
         steps.append((to_type("nodes"), "nodes that are kept away from"))
     if not can_be_resumed(directory):
         return [*steps, page]
-    has_checkpoint = isinstance((read_object(directory / file_names.RUN) or {}).get("checkpoint"), dict)
+    has_checkpoint = read_run_file(directory).get("checkpoint") is not None
     again = "go on from the last checkpoint" if has_checkpoint else "start it again"
     return [*steps, (to_type("resume", place), again), page]

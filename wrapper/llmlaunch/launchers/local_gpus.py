@@ -13,9 +13,8 @@ import pynvml
 
 from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.errors import UserError
-from llmlaunch.rundir import file_names
-from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.foreign_values import is_whole_number
+from llmlaunch.rundir.run_file import read_run_file
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB
 
@@ -46,7 +45,7 @@ def gpu_at_hand(planned: Accelerator) -> LocalGpu | None:
 
 def refuse_without_gpus_of(run_dir: Path) -> None:
     """Raise UserError if this machine lacks the GPUs that run.json says its run needs (docs/run-directory.md)."""
-    run = read_object(run_dir / file_names.RUN) or {}
+    run = read_run_file(run_dir)
     devices, planned = run.get("devices_per_node"), run.get("measurement")
     if run.get("accelerator_kind") in (None, "cpu") or not isinstance(devices, int) or not isinstance(planned, dict):
         return

@@ -20,6 +20,7 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import create, read_object, read_run_id, read_text, replace_json
 from llmlaunch.rundir.run import attempt_order
+from llmlaunch.rundir.run_file import read_run_file
 from llmlaunch.rundir.values import (
     count_above_zero,
     counted,
@@ -52,8 +53,8 @@ def prepare(run_dir: Path, again: bool = False) -> Path:
         )
     refuse_foreign(run_dir)
     if missing:
-        checkpoint = _described(run_dir).get("checkpoint")
-        saved = f" in {printable(str(checkpoint.get('path')))}" if isinstance(checkpoint, dict) else ""
+        checkpoint = read_run_file(run_dir).get("checkpoint")
+        saved = f" in {printable(checkpoint.get('path', ''))}" if checkpoint else ""
         raise UserError(
             f"{run_dir}: {gone_text(missing)}; nothing was submitted. Put them back, or submit the recipe again: a new "
             f"run directory goes on from the checkpoints{saved}"
@@ -75,8 +76,9 @@ def missing_files(run_dir: Path) -> list[str]:
     if not path.exists():
         others = (file_names.JOB_SCRIPT, file_names.NODE_ARCHIVE)
         return [file_names.RUN] if all((run_dir / name).exists() for name in others) else []
-    names = [name for name in _list(_described(run_dir).get("files")) if isinstance(name, str)]
-    return [name for name in names[:_MOST_FILES] if not os.path.lexists(run_dir / name)]
+    return [
+        name for name in read_run_file(run_dir).get("files", [])[:_MOST_FILES] if not os.path.lexists(run_dir / name)
+    ]
 
 
 def gone_text(names: Sequence[str]) -> str:
@@ -98,7 +100,7 @@ def job_script(run_dir: Path) -> str:
 def can_be_resumed(run_dir: Path) -> bool:
     """Return whether `llmlaunch resume` may submit this directory. The job of an observed run is the person's own
     script, which only they start again."""
-    return _described(run_dir).get("observed") is not True
+    return read_run_file(run_dir).get("observed") is not True
 
 
 def can_be_cancelled(run_dir: Path) -> bool:
@@ -144,7 +146,7 @@ def name_run(run_dir: Path) -> str:
     file holds no id, and OSError where it cannot be written."""
     path = run_dir / file_names.RUN_ID
     if not os.path.lexists(path):
-        recipe = str(_described(run_dir).get("name") or run_dir.resolve().name)
+        recipe = read_run_file(run_dir).get("name") or run_dir.resolve().name
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         create(path, f"{re.sub(r'[^A-Za-z0-9_.-]', '_', recipe)[:64]}-{stamp}-{os.urandom(2).hex()}\n")
     run_id = read_run_id(run_dir)
@@ -157,7 +159,7 @@ def name_run(run_dir: Path) -> str:
 
 def node_count(run_dir: Path) -> int:
     """`nodes` of run.json; 1 where it does not say."""
-    return count_above_zero(_described(run_dir).get("nodes")) or 1
+    return read_run_file(run_dir).get("nodes") or 1
 
 
 def follow_ups(run_dir: Path) -> int:
@@ -166,16 +168,14 @@ def follow_ups(run_dir: Path) -> int:
     Eight at most: each takes a place in the queue for the whole time, and sites bound those. `resume` goes on after
     the last.
     """
-    restart = _described(run_dir).get("restart")
-    if not isinstance(restart, dict) or restart.get("by") != "chain":
-        return 0
-    return min(count_above_zero(restart.get("times")) or 0, _MOST_FOLLOW_UPS)
+    restart = read_run_file(run_dir).get("restart")
+    return min(restart.get("times", 0), _MOST_FOLLOW_UPS) if restart and restart.get("by") == "chain" else 0
 
 
 def requeues(run_dir: Path) -> bool:
     """Whether the recipe has the job put itself back into the queue."""
-    restart = _described(run_dir).get("restart")
-    return isinstance(restart, dict) and restart.get("by") == "requeue" and bool(count_above_zero(restart.get("times")))
+    restart = read_run_file(run_dir).get("restart")
+    return bool(restart and restart.get("by") == "requeue" and restart.get("times"))
 
 
 def remove_stop(run_dir: Path) -> bool:
@@ -409,10 +409,6 @@ def end_noted(submission: Submission) -> JobState | None:
         restarts=count_above_zero(noted.get("restarts")) or 0,
         link=min(count_above_zero(noted.get("link")) or 0, len(submission.jobs)),
     )
-
-
-def _described(run_dir: Path) -> Mapping[str, Any]:
-    return read_object(run_dir / file_names.RUN) or {}
 
 
 def _list(value: object) -> list[Any]:

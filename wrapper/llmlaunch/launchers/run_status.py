@@ -22,12 +22,13 @@ from llmlaunch.report.run_text import advice_text, bad_loss_text, not_finite_tex
 from llmlaunch.report.slurm_words import pending_advice
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
-from llmlaunch.rundir.files import read_object, read_run_id
+from llmlaunch.rundir.files import read_run_id
 from llmlaunch.rundir.goodput import Goodput, goodput_of
 from llmlaunch.rundir.notices import undelivered_notices
 from llmlaunch.rundir.reached_steps import run_step
 from llmlaunch.rundir.run import begun_attempts
-from llmlaunch.rundir.values import counted, is_for_fewer_nodes, whole_number
+from llmlaunch.rundir.run_file import read_run_file
+from llmlaunch.rundir.values import counted, is_for_fewer_nodes
 
 
 @dataclass(frozen=True)
@@ -242,31 +243,29 @@ def _read(submission: Submission) -> RunStatus:
     """Return what the files of a run's newest attempt say; its state is for the launcher to say."""
     name = latest_attempt(submission)
     attempt = None if name is None else Attempt(submission.run_dir, name)
-    cause = attempt.status.get("cause") if attempt else None
     begun = begun_attempts(submission.run_dir) if attempt else []
-    rehearsal = (read_object(submission.run_dir / file_names.RUN) or {}).get("rehearsal")
+    rehearsal = read_run_file(submission.run_dir).get("rehearsal")
     return RunStatus(
         submission,
         JobState("unknown"),
         attempt=name,
         progress=attempt.progress if attempt else {},
-        cause=cause if isinstance(cause, dict) else {},
+        cause=(attempt.status.get("cause") if attempt else None) or {},
         stopping=(submission.run_dir / file_names.STOP).exists(),
         layout=attempt.layout if attempt else "",
-        skipped_checkpoints=attempt.skipped_steps if attempt else (),
+        skipped_checkpoints=tuple(each["step"] for each in attempt.began.get("skipped", [])) if attempt else (),
         goodput=goodput_of(begun) if attempt else None,
         step=run_step(begun if attempt is None or any(each.name == name for each in begun) else [*begun, attempt]),
         undelivered_notices=tuple(undelivered_notices(submission.run_dir, attempt.name)) if attempt else (),
         wants_back=_wants_back(attempt),
         missing=tuple(missing_files(submission.run_dir)),
         resumable=can_be_resumed(submission.run_dir),
-        rehearses=whole_number(rehearsal.get("pipeline_rank")) if isinstance(rehearsal, dict) else None,
+        rehearses=rehearsal.get("pipeline_rank") if rehearsal else None,
     )
 
 
 def _wants_back(attempt: Attempt | None) -> bool:
-    follows = attempt.status.get("next") if attempt else None
-    return isinstance(follows, dict) and follows.get("action") == "requeue"
+    return attempt is not None and (attempt.status.get("next") or {}).get("action") == "requeue"
 
 
 def _skipped_words(steps: Sequence[int]) -> str:

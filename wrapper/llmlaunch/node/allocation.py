@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..rundir.attempt import Attempt
+    from ..rundir.attempt_files import Cause
     from ..rundir.slow_devices import SlowDevice
-    from .files import Record
 
 ANSWER_SECONDS = 12.0  # a node that is well answers within a second, or a few under load
 ALL_ANSWERS_SECONDS = 60.0
@@ -71,7 +71,7 @@ def _answers(node: str, give_up_at: float) -> bool | None:
     return done.returncode == 0
 
 
-def node_failure(lost: Sequence[str]) -> Record:
+def node_failure(lost: Sequence[str]) -> Cause:
     """Return the cause of an attempt whose nodes were `lost`."""
     names, starts = ", ".join(lost), "starts" if len(lost) == 1 else "start"
     line = f"{names} did not report how the training ended, and no longer {starts} tasks"
@@ -101,14 +101,14 @@ def replaceable_nodes(attempt: Attempt, slow: Iterable[SlowDevice]) -> list[str]
     allocation has too few spare nodes for all of them (the rest would hold the training up as before), or `attempt`
     was the last restart that the recipe allows."""
     policy = attempt.run.get("restart")
-    if not isinstance(policy, dict) or policy.get("slow_nodes") != "replace":
+    if policy is None or policy.get("slow_nodes") != "replace":
         return []
     ours = of_this_submission(begun_attempts(attempt.run_directory), attempt.run_directory, attempt.name)
     restarts = len([item for item in ours if not item.is_fallback]) - 1
     allocated = host_names(os.environ.get("SLURM_JOB_NODELIST", ""))
     spare = {*allocated}.difference(attempt.nodes, left_out(attempt.run_directory, attempt.name, ()))
     nodes = sorted({device.node for device in slow})
-    return nodes if len(nodes) <= len(spare) and restarts < int(policy["times"]) else []
+    return nodes if len(nodes) <= len(spare) and restarts < policy["times"] else []
 
 
 def next_nodes(

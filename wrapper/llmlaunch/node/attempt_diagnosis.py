@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..rundir.attempt import Attempt
-    from .files import Record
+    from ..rundir.attempt_files import Cause, RankRecord
 
 
 ATTEMPT_SECONDS = 45.0  # logs have 20 s of it and the flight recorder's dumps another 20
 
 
 def cause_within(
-    attempt: Attempt, ranks: Sequence[Record], code: int, node_failure: Record | None = None
-) -> Record | None:
+    attempt: Attempt, ranks: Sequence[RankRecord], code: int, node_failure: Cause | None = None
+) -> Cause | None:
     """Return what ended the attempt, as `cause_of` does; where that fails or does not end within ATTEMPT_SECONDS, what
     was known by then, else how the ranks ended. Raises nothing, and says on stderr that the diagnosis is not complete.
     """

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..causes.cause import cause, sentence
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object, replace_json
+from ..rundir.files import replace_json
 from ..rundir.run import begun_attempts, next_layout
+from ..rundir.run_file import ProgressRules, read_run_file
 from ..rundir.values import counted, job_of
 from .checkpoint import Start, attempts_in_folder, checkpoint_of, choose_start, read_tracker, saved_step
 from .files import COMES_BACK_LATER, say, write_status
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..rundir.attempt import Attempt
-    from .files import Record
+    from ..rundir.attempt_files import AttemptStart, Cause, Status
 
 
 class Beginning(NamedTuple):
@@ -59,9 +60,10 @@ def begin(options: Beginning) -> Begun:
     checkpoint = checkpoint_of(options.run_dir, layout)
     in_folder = attempts_in_folder(earlier, options.run_dir, checkpoint)
     latest = in_folder[-1] if in_folder else None
-    rollback = choose_rollback(read_object(options.run_dir / file_names.RUN) or {}, checkpoint, in_folder)
+    run = read_run_file(options.run_dir)
+    rollback = choose_rollback(run, checkpoint, in_folder)
     if rollback is None:
-        start = choose_start(options.run_dir, checkpoint, in_folder, stops=stops_at_bad_checkpoint(_policy(options)))
+        start = choose_start(options.run_dir, checkpoint, in_folder, stops=stops_at_bad_checkpoint(run.get("restart")))
     else:
         start = rollback.start
     if start.problem:
@@ -79,7 +81,7 @@ def begin(options: Beginning) -> Begun:
     record["loss_limit"] = None if rollback is None else rollback.limit
     notify(options.run_dir, options.attempt, "start", _start_text(options, record, earlier))
     try:
-        write_skips(options.run_dir, options.attempt, record["skips"], record["from_step"])
+        write_skips(options.run_dir, options.attempt, record["skips"], record["from_step"] or 0)
         replace_json(own, record)
         (options.run_dir / file_names.FROM_OLDER).unlink()
     except FileNotFoundError:
@@ -89,15 +91,14 @@ def begin(options: Beginning) -> Begun:
     return Begun(layout)
 
 
-def end_untrained(run_dir: Path, attempt: str, why: str, reason: Record | None = None) -> int:
+def end_untrained(run_dir: Path, attempt: str, why: str, reason: Cause | None = None) -> int:
     """Write down that the job cannot train, and why. Returns its exit code."""
     begun = _end(Beginning(run_dir, attempt, ()), FIRST_LAYOUT, "failed", 1, why, reason, notice=True)
     return begun.exit_code or 1
 
 
-def _start_text(options: Beginning, record: Record, earlier: list[Attempt]) -> str:
-    progress = (read_object(options.run_dir / file_names.RUN) or {}).get("progress")
-    steps = progress.get("steps") if isinstance(progress, dict) else None
+def _start_text(options: Beginning, record: AttemptStart, earlier: list[Attempt]) -> str:
+    steps = (read_run_file(options.run_dir).get("progress") or ProgressRules()).get("steps")
     return start_text(record, steps, earlier[-1].status if earlier else None)
 
 
@@ -107,12 +108,12 @@ def _end(
     state: str,
     code: int,
     why: str,
-    reason: Record | None = None,
+    reason: Cause | None = None,
     notice: bool = False,
 ) -> Begun:
     """Write down that nothing is trained, with a `notice` where nobody has heard of this end before."""
     say(why)
-    status = {**_status(options.attempt, state, code, why, layout), "cause": reason}
+    status: Status = {**_status(options.attempt, state, code, why, layout), "cause": reason}
     write_status(options.run_dir, status)
     if notice:
         notify(options.run_dir, options.attempt, "end", end_text(options.run_dir, status, {}, Next("end", why)))
@@ -134,31 +135,28 @@ def _earlier_end(options: Beginning, earlier: list[Attempt]) -> tuple[str, int, 
     if not ours:
         return None
     last = ours[-1].status
-    code = int(last.get("exit_code") or COMES_BACK_LATER)
-    given_up = (last.get("next") or {}).get("action") == "end" and job_of(ours[-1].name) != job_of(options.attempt)
+    follow_up = last.get("next") or {}
+    given_up = follow_up.get("action") == "end" and job_of(ours[-1].name) != job_of(options.attempt)
     if given_up and last.get("why"):
-        return (
-            str(last["state"]),
-            code,
-            f"attempt {ours[-1].name} was the last: {last['next'].get('why') or last['why']}",
-        )
+        why = f"attempt {ours[-1].name} was the last: {follow_up.get('why') or last['why']}"
+        return last.get("state", ""), last.get("exit_code") or COMES_BACK_LATER, why
     return None
 
 
 def _bound(options: Beginning, earlier: list[Attempt], layout: str) -> tuple[str, int, str] | None:
     """State, exit code and which bound of the recipe's `restart` is reached; None where none is."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
-    run = read_object(options.run_dir / file_names.RUN) or {}
+    run = read_run_file(options.run_dir)
     policy = run.get("restart")
-    if not ours or not isinstance(policy, dict):
+    if not ours or policy is None:
         return None
-    code = int(ours[-1].status.get("exit_code") or COMES_BACK_LATER)
+    code = ours[-1].status.get("exit_code") or COMES_BACK_LATER
     step = saved_step(options.run_dir, layout)
     restarts = len([attempt for attempt in ours if not attempt.is_fallback])
-    if restarts > int(policy["times"]):
+    if restarts > policy["times"]:
         return "failed", code, f"already restarted {policy['times']} times (restart.times); resume it when you know why"
     tried = fruitless(ours, layout, step)
-    if tried >= int(policy["fruitless"]):
+    if tried >= policy["fruitless"]:
         return (
             "failed",
             code,
@@ -170,11 +168,7 @@ def _bound(options: Beginning, earlier: list[Attempt], layout: str) -> tuple[str
     return ("failed", code, reached) if reached else None
 
 
-def _policy(options: Beginning) -> object:
-    return (read_object(options.run_dir / file_names.RUN) or {}).get("restart")
-
-
-def _record(options: Beginning, layout: str, start: Start) -> Record:
+def _record(options: Beginning, layout: str, start: Start) -> AttemptStart:
     return {
         "schema": 1,
         "attempt": options.attempt,
@@ -186,12 +180,12 @@ def _record(options: Beginning, layout: str, start: Start) -> Record:
         "from_step": saved_step(options.run_dir, layout),
         "tracker_step": read_tracker(checkpoint_of(options.run_dir, layout)),
         "checkpoint_changed_ns": start.changed_ns,
-        "skipped": [skipped._asdict() for skipped in start.skipped],
+        "skipped": [{"step": skipped.step, "why": skipped.why} for skipped in start.skipped],
         "note": start.note,
     }
 
 
-def _status(attempt: str, state: str, code: int, why: str, layout: str) -> Record:
+def _status(attempt: str, state: str, code: int, why: str, layout: str) -> Status:
     return {
         "schema": 1,
         "attempt": attempt,

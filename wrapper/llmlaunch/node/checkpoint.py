@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..causes.kinds import kind_of
 from ..causes.rerun_verdict import is_judged_step
 from ..rundir import file_names
-from ..rundir.files import read_object
 from ..rundir.run import begun_attempts
+from ..rundir.run_file import Checkpoints, read_run_file
 from ..rundir.values import byte_count, is_for_fewer_nodes, to_type
 from .checkpoint_folder import CheckpointFolder, Skipped, step_named_by
 
 if TYPE_CHECKING:
     from ..rundir.attempt import Attempt
-    from .files import Record
 
 
 class Start(NamedTuple):
@@ -35,7 +34,7 @@ class Start(NamedTuple):
     changed_ns: int | None = None
 
 
-def read_tracker(checkpoint: Record | None) -> int | None:
+def read_tracker(checkpoint: Checkpoints | None) -> int | None:
     """The newest step that a tracker file of a run.json's "checkpoint" names, that of non-persistent checkpoints, too.
     None where no file names one."""
     durable, within = durable_step(checkpoint), (checkpoint or {}).get("non_persistent")
@@ -45,7 +44,7 @@ def read_tracker(checkpoint: Record | None) -> int | None:
     return max((step for step in (durable, newest) if step is not None), default=None)
 
 
-def durable_step(checkpoint: Record | None) -> int | None:
+def durable_step(checkpoint: Checkpoints | None) -> int | None:
     """The step that the tracker file of the checkpoints that stay names."""
     if checkpoint is None or "path" not in checkpoint or "tracker" not in checkpoint:
         return None
@@ -58,7 +57,9 @@ def _reached_step(attempt: Attempt) -> int | None:
     return max((step for step in steps if isinstance(step, int)), default=None)
 
 
-def choose_start(run_directory: Path, checkpoint: Record | None, attempts: list[Attempt], stops: bool = False) -> Start:
+def choose_start(
+    run_directory: Path, checkpoint: Checkpoints | None, attempts: list[Attempt], stops: bool = False
+) -> Start:
     """Where the next attempt starts. `attempts` are those that saved in the same folder, `stops` is the recipe's
     `restart.bad_checkpoint: stop`.
 
@@ -74,7 +75,7 @@ def choose_start(run_directory: Path, checkpoint: Record | None, attempts: list[
     return start._replace(changed_ns=changed_ns)
 
 
-def _choose(run_directory: Path, checkpoint: Record, attempts: list[Attempt], stops: bool) -> Start:
+def _choose(run_directory: Path, checkpoint: Checkpoints, attempts: list[Attempt], stops: bool) -> Start:
     latest = attempts[-1] if attempts else None
     named, reached = read_tracker(checkpoint), None if latest is None else _reached_step(latest)
     folder = CheckpointFolder(checkpoint)
@@ -190,11 +191,9 @@ def _remedy(run_directory: Path, older: str) -> str:
     )
 
 
-def checkpoint_of(run_directory: Path, layout: str) -> Record | None:
+def checkpoint_of(run_directory: Path, layout: str) -> Checkpoints | None:
     """Where this layout saves; None where no checkpoints are written."""
-    described = read_object(run_directory / layout / file_names.RUN) or {}
-    checkpoint = described.get("checkpoint")
-    return checkpoint if isinstance(checkpoint, dict) else None
+    return read_run_file(run_directory, layout).get("checkpoint")
 
 
 def saved_step(run_directory: Path, layout: str) -> int:
@@ -209,15 +208,15 @@ def saved_step(run_directory: Path, layout: str) -> int:
     return step or 0
 
 
-def _step_due(run_directory: Path, checkpoint: Record) -> int:
+def _step_due(run_directory: Path, checkpoint: Checkpoints) -> int:
     """The furthest step due to be saved that a log has shown, of all attempts that save in the same place."""
     furthest = 0
     for attempt in begun_attempts(run_directory):
         if checkpoint_of(run_directory, attempt.layout) == checkpoint:
-            furthest = max(furthest, byte_count(attempt.progress.get("step")) or 0)
-    return furthest - furthest % (byte_count(checkpoint.get("interval")) or 1)
+            furthest = max(furthest, attempt.progress.get("step") or 0)
+    return furthest - furthest % (checkpoint.get("interval") or 1)
 
 
-def attempts_in_folder(attempts: list[Attempt], run_directory: Path, checkpoint: Record | None) -> list[Attempt]:
+def attempts_in_folder(attempts: list[Attempt], run_directory: Path, checkpoint: Checkpoints | None) -> list[Attempt]:
     """Those of `attempts` that save in the same place, in their order."""
     return [item for item in attempts if checkpoint_of(run_directory, item.layout) == checkpoint]

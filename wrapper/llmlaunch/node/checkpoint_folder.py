@@ -11,7 +11,7 @@ from ..rundir.files import replace_bytes
 from ..rundir.regular_files import open_regular
 
 if TYPE_CHECKING:
-    from .files import Record
+    from ..rundir.run_file import Checkpoints
 
 
 MOST_TRACKER_BYTES = 4096
@@ -46,7 +46,7 @@ class CheckpointFolder:
     unless the other tracker names a later step (save_checkpoint, cleanup_old_non_persistent_checkpoint and
     _load_base_checkpoint of megatron/training/checkpointing.py, core 0.19). `durable_only` leaves them out."""
 
-    def __init__(self, checkpoint: Record, durable_only: bool = False) -> None:
+    def __init__(self, checkpoint: Checkpoints, durable_only: bool = False) -> None:
         self.path = Path(str(checkpoint.get("path")))
         self.tracker = self.path / str(checkpoint.get("tracker"))
         within = None if durable_only else checkpoint.get("non_persistent")

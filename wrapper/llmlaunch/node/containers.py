@@ -8,13 +8,15 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .files import say
 from .slurm_steps import ask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from ..rundir.run_file import ContainerRules
 
 # A named container outlives its job, unless the site has set container_scope=job. So this job's are removed by enroot's
 # own command, and with them those of jobs that SLURM ended before they could. (pyxis hides a job's ENROOT_ folders from
@@ -37,14 +39,12 @@ class ContainerError(Exception):
 class StepContainer:
     """`record` is `container` of run.json's `job`."""
 
-    def __init__(
-        self, record: Mapping[str, Any], run_directory: Path, start: str, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, record: ContainerRules, run_directory: Path, start: str, environment: Mapping[str, str]) -> None:
         """`start` is that of the job: what another start has left half done is never taken for the image. Raises
         ContainerError."""
-        self.image, self.runtime = str(record["image"]), record["runtime"]
-        self.is_imported = bool(record["is_imported"])
-        self._has_gpus = bool(record["has_gpus"])
+        self.image, self.runtime = record["image"], record["runtime"]
+        self.is_imported = record["is_imported"]
+        self._has_gpus = record["has_gpus"]
         self._run_directory = run_directory
         self._mounts = mounts(record, run_directory)
         self.prefix = f"llmlaunch-{environment.get('SLURM_CLUSTER_NAME', '')}-"
@@ -93,7 +93,7 @@ class StepContainer:
             ask(*without, "--overlap", "--mem=0", *words, seconds=seconds)
 
 
-def mounts(record: Mapping[str, Any], run_directory: Path) -> list[str]:
+def mounts(record: ContainerRules, run_directory: Path) -> list[str]:
     """Return the container's mounts, a folder before those in it: mounted later, it would hide them.
 
     What the recipe names by its path is in the container, too, at the same place: where this host has it, and no mount
@@ -104,13 +104,13 @@ def mounts(record: Mapping[str, Any], run_directory: Path) -> list[str]:
             "the run directory's path holds a comma, colon or line break, which container mounts cannot: "
             f"{run_directory}"
         )
-    wanted = [f"{run_directory}:{run_directory}", *map(str, record["mounts"])]
+    wanted = [f"{run_directory}:{run_directory}", *record["mounts"]]
     if record["makes"]:
         try:
             Path(record["makes"]).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             say(f"cannot make {record['makes']} here ({error.strerror}); the trainers will say whether they can")
-    for path in map(str, record["paths"]):
+    for path in record["paths"]:
         folder = path if Path(path).is_dir() else _folder_of_files(path)
         if folder:
             wanted.append(f"{folder}:{folder}")

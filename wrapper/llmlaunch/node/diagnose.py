@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..causes.log_scan import Hit
+    from ..rundir.attempt_files import Cause, RankRecord
     from ..rundir.monitor_samples import GpuPeaks, NodePeaks
     from .files import Record
 
@@ -69,7 +70,7 @@ def counters_name(node: str) -> str:
 
 def cause_on_node_within(
     run_dir: Path, attempt: str, node: str, code: int, before: Record | None, text: str | None = None
-) -> Record:
+) -> Cause:
     """Return the same as `cause_on_node`; how the ranks ended, where that fails or takes longer than SECONDS. Raises
     nothing, and says on stderr why it is not more."""
     answer = answer_within(SECONDS, lambda _: cause_on_node(run_dir, attempt, node, code, before, text))
@@ -85,7 +86,7 @@ def cause_on_node_within(
 
 def cause_on_node(
     run_dir: Path, attempt: str, node: str, code: int, before: Record | None, text: str | None = None
-) -> Record:
+) -> Cause:
     """The cause for this node, `crash` with its exit code where nothing better is known.
 
     A fault of the device goes first, whoever saw it; then the first telling line of the log; then the kernel's count
@@ -119,7 +120,7 @@ def cause_on_node(
     return best or cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
 
 
-def _killed_by_the_kernel(node: str, ranks: Sequence[Record], hits: Sequence[Hit], before: Record) -> Record | None:
+def _killed_by_the_kernel(node: str, ranks: Sequence[RankRecord], hits: Sequence[Hit], before: Record) -> Cause | None:
     """`host_oom` where a process was killed while the kernel's count of such kills rose."""
     now = memory_counters()
     rose = (now["oom_kills"] or 0) - (before.get("oom_kills") or 0)
@@ -127,13 +128,14 @@ def _killed_by_the_kernel(node: str, ranks: Sequence[Record], hits: Sequence[Hit
         return None
     if not was_killed(ranks) and not any(hit.kind in _KILLS for hit in hits):
         return None
-    victim = next((rank for rank in ranks if rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None), {})
+    victim = next((rank for rank in ranks if rank.get("signal") == "SIGKILL" or rank.get("ended_at") is None), None)
     numbers = {"oom_kills": rose, **{key: now[key] for key in ("limit_bytes", "peak_bytes") if now[key] is not None}}
     line = f"the kernel killed {counted(rose, 'process')} of this job for want of main memory"
-    return cause("host_oom", node, line, "kernel", rank=victim.get("rank"), numbers=numbers, at=victim.get("ended_at"))
+    rank, at = (None, None) if victim is None else (victim["rank"], victim.get("ended_at"))
+    return cause("host_oom", node, line, "kernel", rank=rank, numbers=numbers, at=at)
 
 
-def _with_shared_memory_size(record: Record) -> Record:
+def _with_shared_memory_size(record: Cause) -> Cause:
     """The cause with `shm_bytes`, the size of /dev/shm as this process sees it, in the container if any."""
     try:
         status = os.statvfs("/dev/shm")
@@ -142,7 +144,7 @@ def _with_shared_memory_size(record: Record) -> Record:
     return {**record, "numbers": {**record["numbers"], "shm_bytes": status.f_blocks * status.f_frsize}}
 
 
-def _lost_gpu(gpu: GpuPeaks, node: str) -> Record:
+def _lost_gpu(gpu: GpuPeaks, node: str) -> Cause:
     line = f"GPU {gpu.index} ({gpu.uuid}) was lost: NVML code {gpu.lost_code}"
     return cause("gpu_lost", node, line, "monitor", sick=True, at=gpu.lost_at)
 

@@ -18,6 +18,10 @@ from ..rundir.files import LogTail, json_bytes, replace_bytes
 from ..rundir.step_lines import LONGEST_LINE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..rundir.attempt_files import Status
+
     Record = dict[str, Any]
 
 COMES_BACK_LATER = 75
@@ -50,9 +54,9 @@ def say(message: str) -> None:
         os.write(2, f"llmlaunch: {message}\n".encode())
 
 
-def write_status(run_directory: Path, status: Record) -> None:
+def write_status(run_directory: Path, status: Status) -> None:
     """Keep the verdict of an attempt with it, then make it the run's. A full disk changes nothing else."""
-    own = file_names.attempt_folder(run_directory, str(status["attempt"])) / file_names.STATUS
+    own = file_names.attempt_folder(run_directory, status["attempt"]) / file_names.STATUS
     content = json_bytes(status)  # once: of 16,000 ranks it takes half a second
     for path in (own, run_directory / file_names.STATUS):
         _write_or_say(path, content)
@@ -92,7 +96,7 @@ class RecordAppender:
         self.path = path
         self._descriptor = -1
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Mapping[str, Any]) -> None:
         """Append a record and wait for the disk. Raises OSError."""
         line = b"\n%b\n" % json.dumps(record).encode()
         try:
@@ -105,7 +109,7 @@ class RecordAppender:
             self.close()  # what a file server has forgotten is opened anew
             raise
 
-    def append_or_say(self, record: Record) -> None:
+    def append_or_say(self, record: Mapping[str, Any]) -> None:
         """Append a record, at the second try where the first fails, or say in one line why it cannot be written."""
         with contextlib.suppress(OSError):
             return self.append(record)

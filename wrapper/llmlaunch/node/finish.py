@@ -26,9 +26,10 @@ from ..rundir.files import read_object, replace_json
 from ..rundir.goodput import goodput_of
 from ..rundir.memory_files import summarize
 from ..rundir.run import begun_attempts
+from ..rundir.run_file import read_run_file
 from ..rundir.slow_devices import slow_devices
 from ..rundir.spool_place import is_private, spool_folder, spool_root
-from ..rundir.values import counted, is_host, job_of, whole_number
+from ..rundir.values import counted, job_of
 from .allocation import left_out, next_nodes, node_failure
 from .attempt_diagnosis import cause_within
 from .checkpoint import checkpoint_of, read_tracker, saved_step
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from .files import Record
+    from ..rundir.attempt_files import Cause, NodeEnd, Progress, RankRecord, Status
 
 POLL_SECONDS = 0.5
 ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
@@ -73,7 +74,7 @@ class Verdict(NamedTuple):
     state: str  # succeeded, failed or stopped
     exit_code: int
     why: str
-    cause: Record | None  # None where it did not fail, or nothing is known
+    cause: Cause | None  # None where it did not fail, or nothing is known
     stop_signal: str  # what asked the trainers to stop: USR1, TERM, PREEMPTED, or empty
 
 
@@ -109,16 +110,16 @@ def finish(ending: Ending) -> Finished:
     done = _done_markers(directory, ending)
     ranks = rank_records(directory)
     nodes = _nodes(done, ranks, ending.nodes)
-    progress = read_object(directory / file_names.PROGRESS) or {}
+    progress = Attempt(ending.run_dir, ending.attempt).progress
     verdict = _verdict(ending, ranks, nodes, progress)
     at_fault = _at_fault(ending.run_dir, ending.attempt, verdict.cause)
     facts = gather(ending.run_dir, ending.attempt, verdict, progress)
     unfit: list[str] = []
     if _may_train_on(ending, directory):
-        unfit = left_out(ending.run_dir, ending.attempt, [*ending.lost, *at_fault, *_replaced(progress)])
+        unfit = left_out(ending.run_dir, ending.attempt, [*ending.lost, *at_fault, *progress.get("replaced", [])])
         facts = facts._replace(nodes=_next_nodes(ending, facts, verdict, unfit), held_nodes=len(ending.pool))
     follows = _decided(facts)
-    status = {
+    status: Status = {
         "schema": 1,
         "attempt": ending.attempt,
         "state": verdict.state,
@@ -163,7 +164,7 @@ def _write_the_rest(ending: Ending, verdict: Verdict, facts: Facts, follows: Nex
 
 def _may_train_on(ending: Ending, directory: Path) -> bool:
     """Whether the job may train on in its allocation. Where the preflight found too few good nodes it ends."""
-    if not ending.pool or not may_restart_here(read_object(ending.run_dir / file_names.RUN) or {}):
+    if not ending.pool or not may_restart_here(read_run_file(ending.run_dir)):
         return False
     tried = read_object(directory / file_names.PREFLIGHT_RESULT)
     return tried is None or bool(tried.get("nodes"))
@@ -175,7 +176,7 @@ def _next_nodes(ending: Ending, facts: Facts, verdict: Verdict, unfit: Sequence[
     return next_nodes(ending.pool, trained, unfit, signs_against(verdict.cause), counts)
 
 
-def _notify(ending: Ending, status: Record, progress: Record, follows: Next) -> None:
+def _notify(ending: Ending, status: Status, progress: Progress, follows: Next) -> None:
     """Send the notice of the end, or of what goes on after it: without SLURM nothing puts a job back into a queue."""
     if follows.action not in ("end", *STAYS) and not os.environ.get("SLURM_JOB_ID"):
         follows = Next("end", "without SLURM no job starts again by itself")
@@ -189,10 +190,10 @@ def _notify(ending: Ending, status: Record, progress: Record, follows: Next) -> 
     notify(ending.run_dir, ending.attempt, event, text)
 
 
-def _verdict(ending: Ending, ranks: list[Record], nodes: list[Record], progress: Record) -> Verdict:
+def _verdict(ending: Ending, ranks: Sequence[RankRecord], nodes: list[NodeEnd], progress: Progress) -> Verdict:
     code, why = judge(ending.code, ranks, nodes)
     stop_signal = ending.stop_signal
-    replaced = _replaced(progress)
+    replaced = progress.get("replaced", [])
     ended_by_us = progress.get("hung") or progress.get("behind") or ended_for_loss(progress) or replaced
     if stop_signal == PREEMPTED and ended_by_us:
         stop_signal = ""
@@ -218,7 +219,7 @@ def _verdict(ending: Ending, ranks: list[Record], nodes: list[Record], progress:
     return Verdict("failed", code, why, cause, stop_signal)
 
 
-def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record) -> Facts:
+def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Progress) -> Facts:
     """Collect what the decision depends on, from the files of this attempt and of those before it."""
     # judged once more where its step lingered: what was said of it then is not of an attempt before
     every = begun_attempts(run_directory)
@@ -228,11 +229,11 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
     ours = of_this_submission(every, run_directory, attempt)
     layout = next((layout_of(item) for item in ours if item.name == attempt), FIRST_LAYOUT)
     step = saved_step(run_directory, layout)
-    run = read_object(run_directory / file_names.RUN) or {}
+    run = read_run_file(run_directory)
     counting = [item for item in ours if item.name != attempt or counts_as_try(item, verdict.cause)]
     return Facts(
         state=verdict.state,
-        kind=str((verdict.cause or {}).get("kind") or ""),
+        kind="" if verdict.cause is None else verdict.cause["kind"],
         stop_signal=verdict.stop_signal,
         stop_file=(run_directory / file_names.STOP).exists(),
         made_a_step=progress.get("step") is not None,
@@ -249,13 +250,13 @@ def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Record
 
 
 def _bad_loss_facts(
-    run_directory: Path, ours: list[Attempt], attempt: str, layout: str, cause: Record | None, progress: Record
+    run_directory: Path, ours: list[Attempt], attempt: str, layout: str, cause: Cause | None, progress: Progress
 ) -> BadLossFacts | None:
     from_step = next((item.from_step for item in ours if item.name == attempt), 0)
     bad = bad_loss_of(cause, progress, from_step)
     if bad is None:
         return None
-    run = read_object(run_directory / file_names.RUN) or {}
+    run = read_run_file(run_directory)
     checkpoint = checkpoint_of(run_directory, layout) if rolls_back(run) else None
     return BadLossFacts(
         since_step=bad.since_step,
@@ -276,22 +277,16 @@ def _decided(facts: Facts) -> Next:
         )
 
 
-def _is_complete(progress: Record) -> bool:
-    step, steps = whole_number(progress.get("step")), whole_number(progress.get("steps"))
+def _is_complete(progress: Progress) -> bool:
+    step, steps = progress.get("step"), progress.get("steps")
     return step is not None and steps is not None and step >= steps
 
 
-def _replaced(progress: Record) -> list[str]:
-    """The slow nodes for which the watchdog asked the trainers to end."""
-    nodes = progress.get("replaced")
-    return [node for node in nodes if is_host(node)] if isinstance(nodes, list) else []
-
-
-def _stopped(stop_signal: str, progress: Record) -> str:
+def _stopped(stop_signal: str, progress: Progress) -> str:
     return f"{_order(stop_signal)} and ended in order{_after(progress)}"
 
 
-def _after(progress: Record) -> str:
+def _after(progress: Progress) -> str:
     step, steps = progress.get("step"), progress.get("steps")
     return "" if step is None else f" after step {step}" + ("" if steps is None else f" of {steps}")
 
@@ -300,20 +295,20 @@ def _order(stop_signal: str) -> str:
     return "preempted" if stop_signal == PREEMPTED else f"told to stop (SIG{stop_signal})"
 
 
-def _ended_by_order(cause: Record | None) -> bool:
+def _ended_by_order(cause: Cause | None) -> bool:
     """Whether nothing is known but that the trainers were ended from outside, as a job's end ends them."""
     if cause is None or cause["consequence"]:
         return True
     return cause["source"] == "ranks" and cause["numbers"].get("exit_code") in ENDED_FROM_OUTSIDE
 
 
-def _at_fault(run_directory: Path, attempt: str, reason: Record | None) -> list[str]:
+def _at_fault(run_directory: Path, attempt: str, reason: Cause | None) -> list[str]:
     """The nodes that the job is to leave out when it starts again, by the signs of all attempts of the run."""
     earlier = [item.status.get("cause") for item in begun_attempts(run_directory) if item.name != attempt]
-    return nodes_to_leave_out([*(cause for cause in earlier if isinstance(cause, dict)), reason])
+    return nodes_to_leave_out([*earlier, reason])
 
 
-def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple[int, str]:
+def judge(launcher_code: int, ranks: Sequence[RankRecord], nodes: list[NodeEnd]) -> tuple[int, str]:
     """The job's exit code and the reason in words.
 
     0 only where the launcher returned 0, every node left its done marker and no rank failed. A rank without an
@@ -329,9 +324,10 @@ def judge(launcher_code: int, ranks: list[Record], nodes: list[Record]) -> tuple
     if failures:
         first = failures[0]
         others = f" (first of {len(failures)} failed ranks)" if len(failures) > 1 else ""
-        why = f"rank {first['rank']} on node {first['node']} {rank_end(first)}{others}"
-        own_code = int(first["exit_code"]) if first.get("signal") is None else 128 + signal_number(first["signal"])
-        return launcher_code or own_code, why
+        why = f"rank {first['rank']} on node {first.get('node')} {rank_end(first)}{others}"
+        signal_name, exit_code = first.get("signal"), first.get("exit_code")
+        own_code = exit_code if signal_name is None else 128 + signal_number(signal_name)
+        return launcher_code or own_code or 1, why
     if missing:
         names = [node for node in missing if node is not None]
         parts = [f"node {node} left no done marker" for node in names]
@@ -361,10 +357,10 @@ def _done_markers(directory: Path, ending: Ending) -> list[str]:
         time.sleep(POLL_SECONDS)
 
 
-def _nodes(done: list[str], ranks: list[Record], count: int) -> list[Record]:
+def _nodes(done: list[str], ranks: Sequence[RankRecord], count: int) -> list[NodeEnd]:
     """Every node by name; `null` for each that left neither a marker nor a rank record."""
-    names = sorted({*done, *(str(rank["node"]) for rank in ranks)})
-    nodes: list[Record] = [{"node": name, "done": name in done} for name in names]
+    names = sorted({*done, *(node for rank in ranks if (node := rank.get("node")))})
+    nodes: list[NodeEnd] = [{"node": name, "done": name in done} for name in names]
     return nodes + [{"node": None, "done": False} for _ in range(count - len(names))]
 
 

@@ -13,12 +13,13 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.attempt import STAYS
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import create, read_object, replace_bytes
+from ..rundir.files import create, replace_bytes
+from ..rundir.run_file import ContainerRules, JobRules, read_run_file
 from . import slurm_steps
 from .begin import Beginning, begin, end_untrained
 from .containers import ContainerError, StepContainer
@@ -35,7 +36,7 @@ from .training_step import NodeStep, StepEnd, open_log
 from .watchdog import AttemptWatchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from .finish import Finished
 
@@ -61,14 +62,14 @@ class BatchJob:
 
     def __init__(self, run_directory: Path) -> None:
         self._run_directory = run_directory
-        self._run = read_object(run_directory / file_names.RUN) or {}
-        self._spec: Mapping[str, Any] = self._run.get("job") or {}
+        self._run = read_run_file(run_directory)
+        self._spec = self._run.get("job") or JobRules()
         self._slurm = bool(os.environ.get("SLURM_JOB_ID"))
         self._job = slurm_steps.job_name(os.environ) or f"local-{int(time.time())}-{os.getpid()}"
         self._number = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._start = str(self._number)
         self._attempt = ""
-        self._nodes = int(self._run.get("nodes") or 1)  # that train
+        self._nodes = self._run.get("nodes") or 1  # that train
         self._told = os.environ.get("LLMLAUNCH_TOLD", "")  # a signal that came during the setup lines
         self._step: NodeStep | None = None
         self._container: StepContainer | None = None
@@ -100,8 +101,9 @@ class BatchJob:
             self._held = HeldNodes(self._job, self._hosts, self._say)
             if not self._spec["preflight"]:
                 self._hosts = self._hosts[: self._nodes]
-            if self._spec.get("container") and self._slurm:
-                self._enter_container()
+            container = self._spec.get("container")
+            if container is not None and self._slurm:
+                self._enter_container(container)
             return self._attempts()
         except (JobError, ContainerError) as error:
             return end_untrained(self._run_directory, self._attempt, str(error))
@@ -112,8 +114,8 @@ class BatchJob:
         finally:
             self._remove_containers()
 
-    def _enter_container(self) -> None:
-        container = StepContainer(self._spec["container"], self._run_directory, self._start, os.environ)
+    def _enter_container(self, rules: ContainerRules) -> None:
+        container = StepContainer(rules, self._run_directory, self._start, os.environ)
         self._container = container
         if container.is_imported:
             runner = StepRunner(self._srun, self._run_beside)
@@ -271,7 +273,7 @@ class BatchJob:
         if not self._slurm:
             path = file_names.node_log(self._run_directory, self._attempt, self._hosts[0])
             self._say(f"training log: {path}")
-        if not self._start_step(step, order, log, "", float(self._spec["late_end_seconds"])):
+        if not self._start_step(step, order, log, "", self._spec["late_end_seconds"]):
             return StepEnd(NOT_STARTED)
         try:
             watchdog = AttemptWatchdog(self._run_directory, self._attempt, self._layout, step, self._loop, self._disk)
@@ -324,7 +326,7 @@ class BatchJob:
 
     def _python_of_nodes(self) -> str:
         """The recipe's, else LLMLAUNCH_PYTHON (which is this host's, not the container's), else the first on PATH."""
-        named = str(self._spec["python"])
+        named = self._spec["python"]
         is_inside = self._container is not None
         return named or ("" if is_inside else os.environ.get("LLMLAUNCH_PYTHON", "")) or "python3"
 
@@ -347,7 +349,7 @@ class BatchJob:
         if images is None or not missing:
             return True
         folder = attempt_folder(self._run_directory, self._attempt) / file_names.IMPORT
-        self._say(f"importing {self._spec['container']['image']} on {len(missing)} node(s): {folder}")
+        self._say(f"importing {images.image} on {len(missing)} node(s): {folder}")
         images.bring_to(missing, folder, float(os.environ.get("LLMLAUNCH_IMPORT_SECONDS") or IMPORT_SECONDS))
         ready = [node for node in self._hosts if node in images.ready]
         if len(ready) >= self._nodes:

@@ -19,8 +19,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..rundir.attempt_files import BadLossRecord
     from ..rundir.step_lines import Step
-    from .files import Record
 
 
 WINDOW = 100  # losses that are compared with
@@ -40,11 +40,11 @@ class LossJudge:
         self._first_limit = limit
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._last_step: int | None = None
-        self._suspect: Record | None = None  # what a row of bad lines may become
+        self._suspect: BadLossRecord | None = None  # what a row of bad lines may become
         self._bad_lines = self._good_lines = 0
         self._healed_at: int | None = None  # the first good step after bad ones
         self.good_step: int | None = None  # the last one whose loss was good
-        self.bad: Record | None = None  # the "bad_loss" of progress.json
+        self.bad: BadLossRecord | None = None  # the "bad_loss" of progress.json
 
     def judge(self, step: Step) -> str:
         """Take in one step line. Returns the sentence to say about it: that the loss became bad, or usual again;
@@ -72,7 +72,7 @@ class LossJudge:
         return self._bad_lines > 0 or (self.bad is not None and self.bad["recovered_step"] is None)
 
     @property
-    def lasting(self) -> Record | None:
+    def lasting(self) -> BadLossRecord | None:
         """What is bad about the loss, where it shows no sign of recovering; else None."""
         lasts = self._suspect is not None and self._bad_lines >= _lines(self._suspect["kind"], NOT_FINITE_LINES)
         return self.bad if lasts else None
@@ -98,8 +98,13 @@ class LossJudge:
         known = self.bad is not None and self.bad["recovered_step"] is None and self.bad["kind"] in (kind, "not_finite")
         if known or self._bad_lines < _lines(kind, 1):
             return ""
-        self.bad = {**self._suspect, "loss": loss if kind == "spike" else str(loss), "limit": _rounded(self.limit)}
-        self.bad.update(recovered_step=None, ended=False)
+        self.bad = {
+            **self._suspect,
+            "loss": loss if kind == "spike" else str(loss),
+            "limit": _rounded(self.limit),
+            "recovered_step": None,
+            "ended": False,
+        }
         return _sentence(self.bad)
 
 
@@ -115,7 +120,7 @@ def _since(step: int | None) -> str:
     return "" if step is None else f" since step {step}"
 
 
-def _sentence(bad: Record) -> str:
+def _sentence(bad: BadLossRecord) -> str:
     since = _since(bad["since_step"])
     if bad["kind"] == "not_finite":
         return f"the loss is {'NaN' if bad['loss'] == 'nan' else 'infinite'}{since}"

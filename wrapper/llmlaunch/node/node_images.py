@@ -30,6 +30,7 @@ class NodeImages:
 
     def __init__(self, container: StepContainer, job_id: str, steps: StepRunner) -> None:
         self.ready: set[str] = set()
+        self.image = container.image
         self._container, self._job_id, self._steps = container, job_id, steps
 
     def bring_to(self, nodes: Collection[str], folder: Path, seconds: float) -> None:

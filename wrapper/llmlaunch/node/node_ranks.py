@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from ..rundir.attempt_files import RankRecord
     from .event_loop import EventLoop
-    from .files import Record
     from .node_log import NodeLog
 
 SAVE_SIGNAL_VARIABLE = "LLMLAUNCH_SAVE_SIGNAL"  # for a trainer that saves at another signal than SIGTERM
@@ -79,7 +79,7 @@ class StartedRank:
         self.output = -1  # the end of its pipe that is read here
         self.lines: RankLines | None = None
         self.code: int | None = None  # once it has ended; -9 for SIGKILL
-        self.record: Record = {
+        self.record: RankRecord = {
             "v": 1,
             "rank": environment_number(environment, "RANK"),
             "local_rank": environment_number(environment, "LOCAL_RANK"),
@@ -143,7 +143,7 @@ class NodeRanks:
         ranks: Sequence[StartedRank],
         loop: EventLoop,
         log: NodeLog,
-        write: Callable[[Record], None],
+        write: Callable[[RankRecord], None],
         on_disk: Callable[[Callable[[], None]], None],
         hear: Callable[[Sequence[bytes]], None],
     ) -> None:
@@ -222,7 +222,7 @@ class NodeRanks:
         self._note(rank)
 
     def _note(self, rank: StartedRank) -> None:
-        record = dict(rank.record)
+        record = rank.record.copy()
         self._on_disk(lambda: self._write(record))
 
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from ..rundir.attempt_files import AttemptStart, Hang, Progress, Status
     from ..rundir.slow_devices import SlowDevice
-    from .files import Record
     from .restart_policy import Next
 
 MOST_NODES, MOST_DEVICES = 4, 4  # names in a sentence
@@ -28,7 +28,7 @@ _FOLLOWS = {
 _TO_TYPE = {"succeeded": "report", "stopped": "resume"}
 
 
-def start_text(began: Record, steps: object, earlier: Record | None) -> str:
+def start_text(began: AttemptStart, steps: object, earlier: Status | None) -> str:
     """Return that an attempt begins, on which nodes and after which step. `earlier` is the status of the attempt
     before it, empty where that left none, and None for the first one."""
     nodes = began["nodes"]
@@ -45,7 +45,7 @@ def start_text(began: Record, steps: object, earlier: Record | None) -> str:
     return text
 
 
-def first_step_text(progress: Record) -> str:
+def first_step_text(progress: Progress) -> str:
     """Return the first step that was logged, with its loss and pace."""
     parts = [f"first step: {_number(progress['step'])}{_of(progress['steps'])}"]
     if progress["loss"] is not None:
@@ -55,7 +55,7 @@ def first_step_text(progress: Record) -> str:
     return ", ".join(parts) + "."
 
 
-def stall_text(hung: Record, progress: Record) -> str:
+def stall_text(hung: Hang, progress: Progress) -> str:
     """Return what was waited for when the watchdog ended the training, and where the ranks stood."""
     where = f" {hung['where'][0].upper()}{hung['where'][1:]}." if hung.get("where") else ""
     return (
@@ -70,7 +70,9 @@ def slow_text(devices: Sequence[SlowDevice]) -> str:
     return f"slow: {'; '.join(device.sentence() for device in devices[:MOST_DEVICES])}{more}."
 
 
-def end_text(run_directory: Path, status: Record, progress: Record, follows: Next, goodput: float | None = None) -> str:
+def end_text(
+    run_directory: Path, status: Status, progress: Progress, follows: Next, goodput: float | None = None
+) -> str:
     """Return how an attempt ended, how far the training came, with which goodput, what follows, and what to type."""
     text = f"{status['state']}: {status['why']}."
     if progress.get("step") is not None:

@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING, Any
 from ..causes.redaction import harmless, masked, secret_values
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object
 from ..rundir.notices import notice_lines
+from ..rundir.run_file import read_run_file
 from ..rundir.values import job_of, printable, time_or_none
 from .files import PeaksFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..rundir.run_file import NoticeTarget
     from .files import Record
 
 
@@ -50,14 +51,14 @@ def notify(run_directory: Path, attempt: str, event: str, text: str) -> None:
     Nothing is raised, and nothing is waited for. The same event with the same text is sent once per attempt.
     """
     with contextlib.suppress(Exception):
-        run = read_object(run_directory / file_names.RUN) or {}
+        run = read_run_file(run_directory)
         target = run.get("notify")
-        if not isinstance(target, dict) or (isinstance(target.get("events"), list) and event not in target["events"]):
+        if not target or event not in (target.get("events") or [event]):
             return
         notice = {
             "event": event,
             "text": text,
-            "run": str(run.get("name") or run_directory.name),
+            "run": run.get("name") or run_directory.name,
             "run_directory": str(run_directory),
             "attempt": attempt,
             "job": job_of(attempt),
@@ -115,7 +116,7 @@ def _let_go(kept: int) -> None:
     signal.alarm(int(ALTOGETHER_SECONDS) + 10)  # a file system may hang
 
 
-def _deliver(run_directory: Path, target: Record, notice: Record) -> None:
+def _deliver(run_directory: Path, target: NoticeTarget, notice: Record) -> None:
     """Send the notice to every receiver at once, and note what became of it."""
     until = time.monotonic() + ALTOGETHER_SECONDS
     webhook = target.get("webhook")
@@ -125,12 +126,12 @@ def _deliver(run_directory: Path, target: Record, notice: Record) -> None:
     if journal.has_it() or (notice["event"] != "end" and journal.is_full()):
         return
     receivers: dict[str, Callable[[], str]] = {}
-    if isinstance(webhook, str):
+    if webhook is not None:
         message = f"{notice['run']} (job {notice['job']}): {notice['text']}"
         receivers["webhook"] = lambda: _post(webhook, message, until)
     command = target.get("command")
-    if isinstance(command, list) and command:
-        receivers["command"] = lambda: _run([str(word) for word in command], run_directory, notice, until)
+    if command:
+        receivers["command"] = lambda: _run(command, run_directory, notice, until)
     for receiver in receivers:
         journal.write(receiver, None, None)
     threads = [threading.Thread(target=_attend, args=(journal, *item), daemon=True) for item in receivers.items()]

@@ -15,7 +15,9 @@ from ..rundir import file_names
 from ..rundir.attempt import Attempt, rank_records
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object, replace_json
-from ..rundir.values import byte_count, count_above_zero, counted, number, whole_number
+from ..rundir.node_files import ObservedEnd
+from ..rundir.schema import sound
+from ..rundir.values import counted
 from .attempt_diagnosis import cause_within
 from .diagnose import cause_on_node_within, counters_name
 from .files import COMES_BACK_LATER, say, write_status
@@ -24,14 +26,15 @@ from .signals import signal_name, signal_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..rundir.attempt_files import Cause, NodeEnd, RankRecord, Status
     from .files import Record
     from .observed_job import ObservedJob
 
 
-def end_of(message: Record) -> Record:
+def end_of(message: Record) -> ObservedEnd:
     """Return exit code or signal, and when; of a command whose end nobody saw only when it was gone."""
     status = message.get("status")
-    end: Record = {"ended_at": message.get("ended_at"), "exit_code": None, "signal": None}
+    end: ObservedEnd = {"ended_at": message.get("ended_at"), "exit_code": None, "signal": None}
     if status is None:
         return end
     if os.WIFSIGNALED(status):
@@ -41,11 +44,11 @@ def end_of(message: Record) -> Record:
     return {**end, "resident_peak_bytes": message.get("resident_peak_bytes")}
 
 
-def write_end(run_directory: Path, attempt: str, job: ObservedJob, record: Record) -> bool:
+def write_end(run_directory: Path, attempt: str, job: ObservedJob, record: ObservedEnd) -> bool:
     """Write down what is known of the observed command of one observer; once it has ended also the cause and, where no
     other command goes on, the verdict. Return whether a verdict was written. Raises OSError."""
     folder = attempt_folder(run_directory, attempt)
-    own = {"schema": 1, "node": job.node, "process": job.process, "observers": job.observers, **record}
+    own: ObservedEnd = {"schema": 1, "node": job.node, "process": job.process, "observers": job.observers, **record}
     replace_json(folder / file_names.OBSERVERS / f"{job.node}.{job.process}.json", own)
     if record.get("ended_at") is None:
         return False
@@ -57,21 +60,21 @@ def write_end(run_directory: Path, attempt: str, job: ObservedJob, record: Recor
     return status is not None
 
 
-def verdict(run_directory: Path, attempt: str, now: float) -> Record | None:
+def verdict(run_directory: Path, attempt: str, now: float) -> Status | None:
     """Return the status of an attempt; None while a command of it may go on and none has failed."""
     folder = attempt_folder(run_directory, attempt)
     paths = sorted((folder / file_names.OBSERVERS).glob("[!.]*.json"))
-    every = [record for record in map(read_object, paths) if record is not None]
+    every = [record for path in paths if (record := sound(ObservedEnd, read_object(path))) is not None]
     ended = [record for record in every if record.get("ended_at") is not None]
-    failures = sorted(filter(_failed, ended), key=lambda record: number(record["ended_at"]) or 0.0)
-    expected = max((count_above_zero(record.get("observers")) or 1 for record in every), default=1)
+    failures = sorted(filter(_failed, ended), key=lambda record: record.get("ended_at") or 0.0)
+    expected = max((record.get("observers") or 1 for record in every), default=1)
     if not failures and len(ended) < expected:
         return None
     files = Attempt(run_directory, attempt)
     ranks = rank_records(folder)
     first = failures[0] if failures else ended[0]
     cause = _cause(files, ranks, first) if failures else None
-    nodes = [{"node": record.get("node"), "done": not _failed(record)} for record in ended]
+    nodes: list[NodeEnd] = [{"node": record.get("node"), "done": not _failed(record)} for record in ended]
     state, code, why = _judged(files, ranks, first, cause, bool(failures))
     return {
         "schema": 1, "attempt": attempt, "state": state, "exit_code": code, "nodes": nodes, "ranks": ranks,
@@ -81,14 +84,14 @@ def verdict(run_directory: Path, attempt: str, now: float) -> Record | None:
 
 
 def _judged(
-    files: Attempt, ranks: Sequence[Record], first: Record, cause: Record | None, failed: bool
+    files: Attempt, ranks: Sequence[RankRecord], first: ObservedEnd, cause: Cause | None, failed: bool
 ) -> tuple[str, int, str]:
     """State, exit code and why."""
-    step, steps = whole_number(files.progress.get("step")), whole_number(files.progress.get("steps"))
+    step, steps = files.progress.get("step"), files.progress.get("steps")
     told = first.get("stop_signal")
     if failed:
         of_signal = None if first.get("signal") is None else 128 + signal_number(str(first["signal"]))
-        code = of_signal or byte_count(first.get("exit_code")) or 1
+        code = of_signal or first.get("exit_code") or 1
         line = f"the command on {first.get('node')} {_end_words(first)}"
         return "failed", code, line if cause is None else f"{line}; {sentence(cause)}"
     if told and step is not None and steps is not None and step < steps:
@@ -96,34 +99,34 @@ def _judged(
     return "succeeded", 0, counted(len(ranks), "rank")
 
 
-def _failed(record: Record) -> bool:
+def _failed(record: ObservedEnd) -> bool:
     return record.get("signal") is not None or record.get("exit_code") not in (None, 0)
 
 
-def _end_words(record: Record) -> str:
+def _end_words(record: ObservedEnd) -> str:
     signal = record.get("signal")
     return f"exited with {record.get('exit_code')}" if signal is None else f"was ended by {signal}"
 
 
-def _write_cause(run_directory: Path, attempt: str, record: Record) -> None:
+def _write_cause(run_directory: Path, attempt: str, record: ObservedEnd) -> None:
     """Write what ended the ranks of this node, unless another command of the node has said so before."""
     path = attempt_folder(run_directory, attempt) / file_names.CAUSES / f"{record['node']}.json"
     if path.exists():
         return
     try:
-        code = int(record.get("exit_code") or 1)
+        code = record.get("exit_code") or 1
         text = log_text(Attempt(run_directory, attempt))
-        before = read_object(path.with_name(counters_name(str(record["node"]))))
-        cause = cause_on_node_within(run_directory, attempt, str(record["node"]), code, before, text)
+        before = read_object(path.with_name(counters_name(str(record.get("node")))))
+        cause = cause_on_node_within(run_directory, attempt, str(record.get("node")), code, before, text)
         replace_json(path, _on_its_node(cause, rank_records(attempt_folder(run_directory, attempt))))
     except Exception as error:
         say(f"observe: {type(error).__name__}: {error}; the cause remains unknown")
 
 
-def _cause(files: Attempt, ranks: Sequence[Record], first: Record) -> Record | None:
+def _cause(files: Attempt, ranks: Sequence[RankRecord], first: ObservedEnd) -> Cause | None:
     """What the nodes say; SLURM's word in the job's log, or who told the command to stop, where that says no more than
     how it ended."""
-    cause = cause_within(files, ranks, byte_count(first.get("exit_code")) or 1)
+    cause = cause_within(files, ranks, first.get("exit_code") or 1)
     if cause is not None and not is_vague(cause):
         return _on_its_node(cause, ranks)
     end = slurm_end(log_text(files))
@@ -134,7 +137,7 @@ def _cause(files: Attempt, ranks: Sequence[Record], first: Record) -> Record | N
     return cause
 
 
-def _on_its_node(cause: Record, ranks: Sequence[Record]) -> Record:
+def _on_its_node(cause: Cause, ranks: Sequence[RankRecord]) -> Cause:
     """The tasks of a step share one log: a rank that it names is on the node that the rank itself has named."""
     node = next((rank.get("node") for rank in ranks if rank.get("rank") == cause.get("rank")), None)
     return {**cause, "node": node} if cause.get("rank") is not None and node is not None else cause
@@ -142,5 +145,5 @@ def _on_its_node(cause: Record, ranks: Sequence[Record]) -> Record:
 
 def log_text(files: Attempt) -> str:
     """Return what the job's own log has of this attempt; empty where it is unknown."""
-    path, offset = files.began.get("log"), files.began.get("log_offset")
-    return read_log(Path(path), begin=offset if type(offset) is int else 0) if isinstance(path, str) else ""
+    path = files.began.get("log")
+    return read_log(Path(path), begin=files.began.get("log_offset", 0)) if path else ""

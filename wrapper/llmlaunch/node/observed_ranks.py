@@ -15,6 +15,8 @@ from .process_tree import Process
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..rundir.attempt_files import RankRecord
+    from ..rundir.node_files import ObservedEnd
     from .files import Record
 
 KEPT = ("local_rank", "world_size", "local_world_size", "visible_devices", "python", "source")
@@ -44,7 +46,7 @@ class ObservedRanks:
         elif known is None or known["pid"] != pid:
             self._begin(rank, pid, message)
 
-    def note_end(self, pid: int, end: Record) -> None:
+    def note_end(self, pid: int, end: ObservedEnd) -> None:
         """Complete the record of the rank that was the command itself, by the word of who waited for it. It may be
         another observer of this node that has written it. Raises OSError."""
         for record in rank_records(self._attempt_folder):
@@ -58,8 +60,8 @@ class ObservedRanks:
 
     def _begin(self, rank: int, pid: int, message: Record) -> None:
         if message.get("source") != BY_LAUNCHER:  # a guess: never over the word of a rank that was told its number
-            written = self._written(rank) or {}
-            if written.get("source") == BY_LAUNCHER and written.get("pid") != pid:
+            written = self._written(rank)
+            if written is not None and written.get("source") == BY_LAUNCHER and written.get("pid") != pid:
                 return
         empty = dict.fromkeys(("ended_at", "exit_code", "signal", "resident_peak_bytes"))
         about = {name: message.get(name) for name in KEPT}
@@ -71,7 +73,7 @@ class ObservedRanks:
         self._records[record["rank"]] = record
         self._file.append(record)
 
-    def _written(self, rank: int) -> Record | None:
+    def _written(self, rank: int) -> RankRecord | None:
         return next((record for record in rank_records(self._attempt_folder) if record["rank"] == rank), None)
 
 

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..rundir.files import LogTail
+    from ..rundir.node_files import ObservedEnd
     from .files import Record
     from .observed_job import ObservedJob
 
@@ -82,7 +83,7 @@ class Observer:
     ) -> None:
         self._options, self._command, self._link, self._archive = options, command, link, archive
         self._job = observed_job(os.environ, command, parent)
-        self._start: Record = {"started_at": time.time(), "child": None}
+        self._start: ObservedEnd = {"started_at": time.time(), "child": None}
         self._end: Record = {}
 
     def run(self) -> None:
@@ -175,7 +176,7 @@ class Observer:
 
     def _write_end(self, node: NodeObserver) -> list[str]:
         """Write how the command ended, and return what is to be said of it where this observer says it for the job."""
-        record = {**self._start, **end_of(self._end)}
+        record: ObservedEnd = {**self._start, **end_of(self._end)}
         if self._start["child"] is not None:
             node.ranks.note_end(self._start["child"], record)
         judged = write_end(node.directory, node.attempt, self._job, record)

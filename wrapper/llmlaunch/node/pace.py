@@ -11,8 +11,9 @@ from collections import deque
 from statistics import median, median_high
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..rundir.node_files import PaceSample
+from ..rundir.schema import sound_list
 from ..rundir.slow_devices import SlowDevice
-from ..rundir.values import byte_count, number, objects_in, text_or_none, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -70,27 +71,25 @@ LEVEL = Outlier(1.0)
 
 def windows_of(line: Record, node: str) -> list[GpuWindow]:
     """Return what a monitor's line says of its node's GPUs."""
-    gpus = [_gpu_window(entry, node) for entry in objects_in(line.get("devices"))[:MOST_DEVICES]]
+    gpus = [_gpu_window(entry, node) for entry in sound_list(PaceSample, line.get("devices"))[:MOST_DEVICES]]
     return [gpu for gpu in gpus if gpu is not None]
 
 
-def _gpu_window(entry: Record, node: str) -> GpuWindow | None:
-    index, clock = whole_number(entry.get("index")), number(entry.get("clock_mhz"))
-    if index is None or not clock or (whole_number(entry.get("samples")) or 0) < FEWEST_SAMPLES:
+def _gpu_window(pace: PaceSample, node: str) -> GpuWindow | None:
+    index, clock = pace.get("index"), pace.get("clock_mhz")
+    if index is None or not clock or (pace.get("samples") or 0) < FEWEST_SAMPLES:
         return None
-    reasons = entry.get("reasons")
-    shares = {name: number(share) or 0.0 for name, share in reasons.items()} if isinstance(reasons, dict) else {}
     return GpuWindow(
         node,
         index,
-        text_or_none(entry.get("uuid")),
-        text_or_none(entry.get("name")) or "",
+        pace.get("uuid") or None,
+        pace.get("name") or "",
         clock,
-        watts=number(entry.get("watts")),
-        celsius=number(entry.get("celsius")),
-        reasons=shares or NO_REASONS,
-        corrected_ecc=byte_count(entry.get("corrected_ecc")) or 0,
-        remapped_rows=byte_count(entry.get("remapped_rows")) or 0,
+        watts=pace.get("watts"),
+        celsius=pace.get("celsius"),
+        reasons=pace.get("reasons") or NO_REASONS,
+        corrected_ecc=pace.get("corrected_ecc") or 0,
+        remapped_rows=pace.get("remapped_rows") or 0,
     )
 
 

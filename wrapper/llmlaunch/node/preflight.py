@@ -35,6 +35,7 @@ from .signals import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ..rundir.attempt_files import Cause
     from .files import Record
 
 # The driver itself takes up to about 1 GiB; what goes beyond is another process's.
@@ -328,7 +329,7 @@ def _why(
     return f"{len(allocated) - len(bad)} of {len(allocated)} nodes are good" + (f"; {named}" if bad else "")
 
 
-def _cause_of(node: str, why: str, all_bad: bool, enough: bool) -> Record:
+def _cause_of(node: str, why: str, all_bad: bool, enough: bool) -> Cause:
     """Where enough nodes are left the training goes on, and whatever ends it has another cause."""
     kind = "crash" if all_bad else "preflight"
     return cause(kind, node, why, "preflight", sick=not all_bad, consequence=enough, at=time.time())

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..rundir.step_lines import StepNews
 
 if TYPE_CHECKING:
+    from ..rundir.attempt_files import Hang, NotFinite, Progress
+    from ..rundir.run_file import ProgressRules
     from ..rundir.step_lines import Step
-    from .files import Record
 
 
 REMEMBERED = 50  # steps, and gaps between looks that brought some
@@ -30,17 +31,17 @@ class TimeLimit(NamedTuple):
 class StepTracker:
     """Times are seconds of one clock that only grows. `progress` is the object of that name in run.json."""
 
-    def __init__(self, progress: Record, now: float) -> None:
-        self._floor = _seconds(progress.get("floor_seconds"))
-        self._first = _seconds(progress.get("first_step_seconds"))
-        self._saving = _seconds(progress.get("saving_seconds")) or SAVING_SECONDS
-        self._promised = bool(progress.get("promised"))
+    def __init__(self, progress: ProgressRules, now: float) -> None:
+        self._floor = progress.get("floor_seconds")
+        self._first = progress.get("first_step_seconds")
+        self._saving = progress.get("saving_seconds") or SAVING_SECONDS
+        self._promised = progress.get("promised", False)
         self._tokens_per_step = progress.get("tokens_per_step")
         self._every = (progress.get("save_every"), progress.get("evaluate_every"))
         self._last: Step | None = None
         self._steps = progress.get("steps")
         self._loss: float | None = None
-        self._not_finite: Record | None = None  # that the loss is NaN or infinite, and since when
+        self._not_finite: NotFinite | None = None  # that the loss is NaN or infinite, and since when
         self._tokens_per_second: float | None = None
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
         self._gaps: deque[float] = deque(maxlen=REMEMBERED)
@@ -105,7 +106,7 @@ class StepTracker:
         if not steps:
             return False
         stride = max(1, steps[-1] - steps[-2]) if len(steps) > 1 else 1
-        intervals = [interval for interval in self._every if isinstance(interval, int) and interval > 0]
+        intervals = [interval for interval in self._every if interval]
         return any(-(-steps[-1] // interval) * interval < steps[-1] + stride for interval in intervals)
 
     def limit(self, saving: bool = False) -> TimeLimit | None:
@@ -121,7 +122,7 @@ class StepTracker:
             return TimeLimit("saving", max(ordinary, PATIENCE * self._longest_save, self._saving))
         return TimeLimit("a step" if self.any_step else "first step", ordinary)
 
-    def overdue(self, now: float, saving: bool = False) -> Record | None:
+    def overdue(self, now: float, saving: bool = False) -> Hang | None:
         """Return the "hung" of progress.json where the next sign is overdue, else None."""
         limit, since = self.limit(saving), now - self._last_sign
         if limit is None or since <= limit.seconds:
@@ -132,7 +133,7 @@ class StepTracker:
         step = None if self._last is None else self._last.step
         return step is not None and isinstance(self._steps, int) and step >= self._steps
 
-    def record(self) -> Record:
+    def record(self) -> Progress:
         """Return what progress.json says of the steps; null = not known."""
         seconds = median(self._seconds) if self._seconds else None
         tokens_per_second = self._tokens_per_second
@@ -146,7 +147,3 @@ class StepTracker:
             "tokens_per_second": None if tokens_per_second is None else round(tokens_per_second, 1),
             "step_seconds": None if seconds is None else round(seconds, 4),
         }
-
-
-def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from ..rundir.attempt import Attempt
 from ..rundir.run import begun_attempts
-from ..rundir.values import byte_count
 from .checkpoint import attempts_in_folder, checkpoint_of, durable_step, unloadable_steps
 from .checkpoint_folder import CheckpointFolder
 from .files import command_parser, say
@@ -27,6 +26,8 @@ from .signals import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ..rundir.run_file import Checkpoints
 
 
 _NICE = 19
@@ -64,11 +65,9 @@ class Pruner:
         self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
 
 
-def kept_count(checkpoint: object) -> int:
+def kept_count(checkpoint: Checkpoints | None) -> int:
     """How many whole checkpoints stay, of a run.json's "checkpoint"; 0 where all of them do."""
-    if not isinstance(checkpoint, dict) or not checkpoint.get("promised"):
-        return 0
-    return byte_count(checkpoint.get("keep")) or 0
+    return checkpoint.get("keep", 0) if checkpoint is not None and checkpoint.get("promised") else 0
 
 
 def prune(run_directory: Path, attempt: str, layout: str) -> None:

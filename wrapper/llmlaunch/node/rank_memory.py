@@ -12,9 +12,10 @@ import re
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
+from ..rundir.attempt_files import RankRecord
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import LogTail, object_of
-from ..rundir.rank_records import is_rank_record
+from ..rundir.schema import sound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,15 +33,15 @@ RESIDENT_PEAK = re.compile(rb"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 class RankProcess:
     """One rank's program: what it holds now, and the most it ever held."""
 
-    def __init__(self, record: Record) -> None:
-        self.rank = int(record["rank"])
+    def __init__(self, record: RankRecord) -> None:
+        self.rank = record["rank"]
         self.resident_bytes: int | None = None
         self.resident_peak_bytes: int | None = None
         self._follow(record)
 
-    def _follow(self, record: Record) -> None:
+    def _follow(self, record: RankRecord) -> None:
         """Follow the process of `record`; of one that ended, keep the kernel's own maximum."""
-        self.pid = int(record["program_pid"])
+        self.pid = record["program_pid"] or 0
         self.alive = record.get("ended_at") is None and self._open()
         self._rise(record.get("resident_peak_bytes"))
 
@@ -80,7 +81,7 @@ class RankProcess:
             return None, None
         return _kib(RESIDENT, status), _kib(RESIDENT_PEAK, status)
 
-    def update(self, record: Record) -> None:
+    def update(self, record: RankRecord) -> None:
         """Where the program is gone, take its maximum from its record, or follow its successor if it was restarted."""
         if self.alive:
             return
@@ -103,9 +104,9 @@ class RankProcesses:
 
     def __init__(self) -> None:
         self._processes: dict[int, RankProcess] = {}  # by rank
-        self._last_records: dict[int, Record] = {}
+        self._last_records: dict[int, RankRecord] = {}
 
-    def update(self, records: dict[int, Record]) -> None:
+    def update(self, records: dict[int, RankRecord]) -> None:
         """The records of this node's ranks, as they were last read."""
         if records is self._last_records:
             return
@@ -133,7 +134,7 @@ class RankRecords:
     """What was written of one node's ranks, read from its file in the run directory as it grows."""
 
     def __init__(self, run_directory: Path, attempt: str, node: str) -> None:
-        self.records: dict[int, Record] = {}  # by rank; replaced, never changed
+        self.records: dict[int, RankRecord] = {}  # by rank; replaced, never changed
         self._node = node
         path = attempt_folder(run_directory, attempt) / file_names.RANKS / f"{node}.jsonl"
         self._tail = LogTail(path, MOST_BYTES, LONGEST_RECORD, same_node=True, creates=True)
@@ -143,8 +144,8 @@ class RankRecords:
         fresh = {}
         for line in self._tail.lines():
             with contextlib.suppress(ValueError):
-                record = object_of(line)
-                if is_rank_record(record) and record.get("program_pid") is not None:
+                record = sound(RankRecord, object_of(line))
+                if record is not None and record.get("program_pid") is not None:
                     fresh[record["rank"]] = record
         ours = {rank: record for rank, record in fresh.items() if record.get("node") == self._node}
         if ours:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..causes.kinds import kind_of
 from ..causes.suspects import signs_against
-from ..rundir.values import byte_count, count_above_zero, counted, number, time_or_none
+from ..rundir.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..rundir.attempt import Attempt
-    from .files import Record
+    from ..rundir.attempt_files import Status
+    from ..rundir.run_file import RestartPolicy, RunFile
 
 
 HOUR_SECONDS = 3600.0
@@ -28,17 +29,17 @@ class Bounds(NamedTuple):
     lost_gpu_hours: float = 0.0
     same_step: int | None = None
 
-    def reached(self, policy: Record) -> str:
+    def reached(self, policy: RestartPolicy) -> str:
         """Return which bound of run.json's `restart` another restart would exceed; empty where none."""
         if self.same_step is not None:
             return (
                 f"two attempts in a row died after step {self.same_step} in the same way, and no node is to blame: "
                 "it is the data or the program (a bad sample, a batch that gives NaN)"
             )
-        most = count_above_zero(policy.get("per_hour"))
+        most = policy.get("per_hour") or None
         if most is not None and self.failures_of_hour > most:
             return f"{counted(self.failures_of_hour, 'failure')} within an hour (restart.per_hour: {most})"
-        hours = number(policy.get("lost_gpu_hours"))
+        hours = policy.get("lost_gpu_hours")
         if hours is not None and self.lost_gpu_hours > hours:
             return f"{self.lost_gpu_hours:.1f} GPU-hours are lost (restart.lost_gpu_hours: {hours:g})"
         return ""
@@ -53,16 +54,16 @@ class _Past(NamedTuple):
     from_step: int
     last_step: int | None
     failed: bool
-    cause: dict[str, Any]
+    cause: Mapping[str, Any]
 
 
 def bounds_of(
-    attempts: Sequence[Attempt], run: Record, saved_step: int, now: float, verdict: Record | None = None
+    attempts: Sequence[Attempt], run: RunFile, saved_step: int, now: float, verdict: Status | None = None
 ) -> Bounds:
     """Return what the `attempts`, the oldest first, have used. `saved_step` is that of the last checkpoint, `verdict`
     the state and cause of the last attempt, where no file holds them yet."""
-    most_nodes = count_above_zero(run.get("nodes")) or 1
-    devices = count_above_zero(run.get("devices_per_node")) or 1
+    most_nodes = run.get("nodes") or 1
+    devices = run.get("devices_per_node") or 1
     begun = [attempt for attempt in attempts if not attempt.was_retried]
     statuses = [attempt.status for attempt in begun]
     if verdict is not None and statuses:
@@ -75,20 +76,17 @@ def bounds_of(
     return Bounds(len(recent), lost * devices / HOUR_SECONDS, _same_step(past))
 
 
-def _past(attempt: Attempt, status: Record) -> _Past:
+def _past(attempt: Attempt, status: Status) -> _Past:
     """One that was killed without a verdict ended with its last step, as far as anybody knows."""
-    follows, cause = status.get("next"), status.get("cause")
-    began = time_or_none(attempt.began.get("started_at"))
-    ended = time_or_none(status.get("ended_at")) or time_or_none(attempt.progress.get("at")) or began or 0.0
-    step = byte_count(attempt.progress.get("step"))
+    began, step = attempt.began.get("started_at"), attempt.progress.get("step")
+    ended = status.get("ended_at") or attempt.progress.get("at") or began or 0.0
     return _Past(
         seconds=0.0 if began is None else max(0.0, ended - began),
         ended_at=ended,
         from_step=attempt.from_step,
-        last_step=byte_count(status.get("step")) if step is None else step,
-        failed=status.get("state") in ("failed", None)
-        and not (isinstance(follows, dict) and follows.get("action") == "fallback"),
-        cause=cause if isinstance(cause, dict) else {},
+        last_step=status.get("step") if step is None else step,
+        failed=status.get("state") in ("failed", None) and (status.get("next") or {}).get("action") != "fallback",
+        cause=status.get("cause") or {},
     )
 
 
@@ -106,7 +104,7 @@ def _same_step(past: Sequence[_Past]) -> int | None:
     return past[-1].last_step if same else None
 
 
-def _are_alike(before: dict[str, Any], last: dict[str, Any]) -> bool:
+def _are_alike(before: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
     """Whether both ended in the same way, and not on one node that others wait for."""
     kind = last.get("kind")
     if not kind_of(last).repeats or before.get("kind") != kind:
@@ -118,6 +116,6 @@ def _are_alike(before: dict[str, Any], last: dict[str, Any]) -> bool:
     return _form(before) == _form(last)
 
 
-def _form(cause: dict[str, Any]) -> str:
+def _form(cause: Mapping[str, Any]) -> str:
     """`ValueError` of `ValueError: bad sample 17`, `rank # was ended by SIGBUS`."""
     return re.sub(r"\d+", "#", str(cause.get("line")).partition(":")[0])

@@ -10,6 +10,7 @@ from ..causes.kinds import kind_of
 from ..causes.suspects import ENOUGH_SIGNS, signs_against
 from ..rundir import file_names
 from ..rundir.files import read_object
+from ..rundir.run_file import LossPolicy
 from ..rundir.values import counted, is_for_fewer_nodes, job_of
 from .checkpoint import is_load_failure
 from .restart_bounds import Bounds
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..rundir.attempt import Attempt
-    from .files import Record
+    from ..rundir.attempt_files import NextStep
+    from ..rundir.run_file import FallbackLayout, RestartPolicy, RunFile
 
 FIRST_LAYOUT = "."
 WITHIN_JOB = "job"  # restart.within: the same allocation first, then the queue
@@ -55,7 +57,7 @@ class Facts(NamedTuple):
     saved_step: int
     restarts: int  # automatic ones of this submission so far
     fruitless: int  # attempts in a row, this one included, that got no further than saved_step
-    run: Record  # run.json
+    run: RunFile
     bad_loss: BadLossFacts | None = None  # where that ended it
     tries: int = 1  # in this job, this attempt's included, that ended for a cause that is tried again at once
     bounds: Bounds = Bounds()  # what earlier attempts of this submission and this one have used of them
@@ -73,8 +75,9 @@ class Next(NamedTuple):
     seconds: int = 0
     nodes: tuple[str, ...] = ()
 
-    def as_json(self) -> Record:
-        return dict(self._asdict())
+    def as_json(self) -> NextStep:
+        action, why, layout, seconds, nodes = self
+        return {"action": action, "why": why, "layout": layout, "seconds": seconds, "nodes": list(nodes)}
 
 
 def decide(facts: Facts) -> Next:
@@ -99,8 +102,7 @@ def decide(facts: Facts) -> Next:
 
 def _after_bad_loss(facts: Facts, bad: BadLossFacts) -> Next | None:
     """What the recipe's on_bad_loss says; None where it is only to be told, and the trainers ended by themselves."""
-    policy = facts.run.get("on_bad_loss")
-    policy = policy if isinstance(policy, dict) else {}
+    policy = facts.run.get("on_bad_loss") or LossPolicy()
     if bad.at_once:
         return Next("end", f"the first loss after the checkpoint of step {bad.from_step} was bad again")
     if policy.get("action") == "stop":
@@ -111,7 +113,7 @@ def _after_bad_loss(facts: Facts, bad: BadLossFacts) -> Next | None:
         return Next(
             "end", f"the loss was bad from step {bad.since_step} on, and there is no whole checkpoint before it"
         )
-    if bad.rollbacks >= int(policy.get("times") or 0):
+    if bad.rollbacks >= policy.get("times", 0):
         return Next("end", f"already rolled back {counted(bad.rollbacks, 'time')} (on_bad_loss.times)")
     why = f"the loss was bad from step {bad.since_step} on"
     return Next("rollback", f"{why}; back to the checkpoint of step {bad.older_step}", layout=facts.layout)
@@ -123,35 +125,35 @@ def _after_oom(facts: Facts) -> Next:
         return Next(
             "end", "this layout would run out of memory again; on_oom: fallback tries layouts with more headroom"
         )
-    names = [str(fallback["layout"]) for fallback in fallbacks]
+    names = [fallback["layout"] for fallback in fallbacks]
     left = fallbacks[names.index(facts.layout) + 1 :] if facts.layout in names else fallbacks
     if not left:
         return Next("end", "out of memory with the last fallback layout, too")
     if not facts.saved_step:
-        return Next("fallback", "out of memory", layout=str(left[0]["layout"]))
+        return Next("fallback", "out of memory", layout=left[0]["layout"])
     return _after_checkpoint(facts, left)
 
 
-def _after_checkpoint(facts: Facts, left: list[Record]) -> Next:
+def _after_checkpoint(facts: Facts, left: list[FallbackLayout]) -> Next:
     """Choose the first layout left that can load the checkpoint; where none can, what the recipe says."""
     after, step = facts.run.get("after_checkpoint"), facts.saved_step
     if after == "stop":
         return Next("end", f"there is a checkpoint of step {step} (on_oom.after_checkpoint: stop)")
     mine = facts.layout if facts.layout.startswith("fallback/") else ""
-    able = [str(fallback["layout"]) for fallback in left if mine in (fallback.get("loads") or [])]
+    able = [fallback["layout"] for fallback in left if mine in fallback.get("loads", [])]
     if able:
         return Next("fallback", f"out of memory; it can load the checkpoint of step {step}", layout=able[0])
-    names = " and ".join(str(fallback["layout"]) for fallback in left)
+    names = " and ".join(fallback["layout"] for fallback in left)
     if after == "restart":
         why = f"out of memory; {names} cannot load the checkpoint of step {step}, and save in another folder"
-        return Next("fallback", why, layout=str(left[0]["layout"]))
+        return Next("fallback", why, layout=left[0]["layout"])
     lost = f"{names} cannot load the checkpoint of step {step}"
     return Next("end", f"{lost}; on_oom.after_checkpoint: restart would begin again at step 0")
 
 
 def _restart(facts: Facts) -> Next:
     policy = facts.run.get("restart")
-    if not isinstance(policy, dict):
+    if policy is None:
         return Next("end", "the recipe asks for no restart")
     kind = kind_of({"kind": facts.kind})
     is_certain = kind.retry == NEVER or (kind.retry == LATER_IF_STEPPED and not facts.made_a_step)
@@ -166,9 +168,9 @@ def _restart(facts: Facts) -> Next:
     certain = kind.retry == IF_TRAINED or (not_loaded and not facts.saved_step)
     if certain and not facts.made_a_step and not facts.trained_before and not facts.stop_signal:
         return Next("end", "it failed before its first step and would fail again")
-    if facts.restarts >= int(policy["times"]):
+    if facts.restarts >= policy["times"]:
         return Next("end", f"already restarted {counted(facts.restarts, 'time')} (restart.times)")
-    if facts.fruitless >= int(policy["fruitless"]):
+    if facts.fruitless >= policy["fruitless"]:
         tried = "1 attempt" if facts.fruitless == 1 else f"{facts.fruitless} attempts in a row"
         return Next("end", f"{tried} got no further than step {facts.saved_step} (restart.fruitless)")
     reached = "" if facts.stop_signal else facts.bounds.reached(policy)
@@ -178,7 +180,7 @@ def _restart(facts: Facts) -> Next:
         why = "continues from the checkpoint before the one that could not be loaded"
     else:
         why = "saved; continues later" if facts.state == "stopped" else "continues from the last checkpoint"
-    backoff_seconds = _backoff_seconds(facts, float(policy["backoff_seconds"]))
+    backoff_seconds = _backoff_seconds(facts, policy["backoff_seconds"])
     if _layout_failed(facts):
         why = f"{facts.layout} made no step, or ran out of memory; {why} with all nodes"
     elif facts.nodes and not facts.stop_signal:
@@ -210,15 +212,15 @@ def _backoff_seconds(facts: Facts, first: float) -> int:
     return round(min(doubled, max(first, _MOST_BACKOFF_SECONDS)))
 
 
-def stops_at_bad_checkpoint(policy: object) -> bool:
+def stops_at_bad_checkpoint(policy: RestartPolicy | None) -> bool:
     """Whether the recipe's `restart` has the training end at a checkpoint that cannot be loaded."""
-    return isinstance(policy, dict) and policy.get("bad_checkpoint") == "stop"
+    return policy is not None and policy.get("bad_checkpoint") == "stop"
 
 
-def may_restart_here(run: Record) -> bool:
+def may_restart_here(run: RunFile) -> bool:
     """Whether the recipe has a failed attempt tried again in the same allocation first."""
     policy = run.get("restart")
-    return isinstance(policy, dict) and policy.get("within") == WITHIN_JOB
+    return policy is not None and policy.get("within") == WITHIN_JOB
 
 
 def layout_of(attempt: Attempt) -> str:

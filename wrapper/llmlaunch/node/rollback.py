@@ -10,21 +10,22 @@ has a loss of NaN from then on: where the loss was a number, the checkpoint befo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import replace_bytes
-from ..rundir.values import number, whole_number
+from ..rundir.values import whole_number
 from .checkpoint import Start
 from .checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from ..rundir.attempt import Attempt
-    from .files import Record
+    from ..rundir.attempt_files import Progress, RollbackRecord
+    from ..rundir.run_file import Checkpoints, LossPolicy, RunFile
 
 
 # Between the checkpoint and the last good step after a spike, where an older checkpoint is there. Less between two bad
@@ -53,41 +54,40 @@ class Rollback(NamedTuple):
     start: Start
     skips: list[list[int]]
     limit: float | None
-    record: Record | None
+    record: RollbackRecord | None
 
 
-def rolls_back(run: Record) -> bool:
+def rolls_back(run: RunFile) -> bool:
     """Whether the recipe has a bad loss followed by a rollback (run.json)."""
-    return _policy(run).get("action") == "rollback"
+    return run.get("on_bad_loss", {}).get("action") == "rollback"
 
 
-def bad_loss_of(cause: object, progress: Record, from_step: int) -> BadLoss | None:
+def bad_loss_of(cause: Mapping[str, Any] | None, progress: Progress, from_step: int) -> BadLoss | None:
     """Return when the loss went bad of an attempt that began at `from_step` and ended for `cause`; None where it ended
     for another reason.
 
     Megatron-LM's verdict that a second GPU computes the same NaN is one, too: it saves before the step in question, and
     the attempt with the second GPU judges that step first. That it is bad again says nothing of the checkpoint.
     """
-    if isinstance(cause, dict) and cause.get("kind") == "unexpected_result":
+    kind = "" if cause is None else cause.get("kind")
+    if kind == "unexpected_result":
         return BadLoss(from_step + 1, from_step, at_once=False)
-    if not isinstance(cause, dict) or cause.get("kind") != "bad_loss":
+    if cause is None or kind != "bad_loss":
         return None
-    of_cause = cause.get("numbers")
-    numbers: Record = of_cause if isinstance(of_cause, dict) else {}
+    numbers = cause.get("numbers") or {}
     since, good = whole_number(numbers.get("since_step")), whole_number(numbers.get("good_step"))
     if good is None:
-        good = whole_number(progress.get("good_step"))
+        good = progress.get("good_step")
     seen = cause.get("source") == "watchdog"  # which sees logged steps alone
     at_once = good is None and from_step > 0 and (seen or since is None or since <= from_step + 1)
     if good is None:
         good = from_step - 1 if at_once else from_step
-    record = progress.get("bad_loss")
-    judged: Record = record if isinstance(record, dict) else {}
+    judged = progress.get("bad_loss") or {}
     spiked = judged.get("kind") == "spike" and judged.get("recovered_step") is None
-    return BadLoss(max(good + 1, since or 0), good, at_once, number(judged.get("limit")), spiked)
+    return BadLoss(max(good + 1, since or 0), good, at_once, judged.get("limit"), spiked)
 
 
-def checkpoint_before(checkpoint: Record | None, bad: BadLoss, attempts: Iterable[Attempt]) -> int | None:
+def checkpoint_before(checkpoint: Checkpoints | None, bad: BadLoss, attempts: Iterable[Attempt]) -> int | None:
     """Return the step of the checkpoint to go back to, after these `attempts`; None where there is none, or a script of
     the person's own laid out its folder as it likes.
 
@@ -106,15 +106,15 @@ def checkpoint_before(checkpoint: Record | None, bad: BadLoss, attempts: Iterabl
 
 
 def _again(bad: BadLoss, attempts: Iterable[Attempt]) -> bool:
-    rollbacks = (attempt.began["rollback"] for attempt in attempts if attempt.was_rollback)
-    before = (whole_number(rollback.get("since_step")) for rollback in rollbacks)
+    rollbacks = (attempt.began.get("rollback") or {} for attempt in attempts)
+    before = (rollback.get("since_step") for rollback in rollbacks)
     return any(step is not None and abs(bad.since_step - step) < MARGIN_STEPS for step in before)
 
 
-def choose_rollback(run: Record, checkpoint: Record | None, attempts: list[Attempt]) -> Rollback | None:
+def choose_rollback(run: RunFile, checkpoint: Checkpoints | None, attempts: list[Attempt]) -> Rollback | None:
     """Go back where the latest of the attempts that saved in this folder ended for its loss, and the recipe asked to
     end it; None where it did not, or nothing older is there. Newer checkpoints are set aside, not deleted."""
-    policy = _policy(run)
+    policy = run.get("on_bad_loss") or {}
     if not attempts or policy.get("action") not in ("stop", "rollback"):
         return None
     latest = attempts[-1]
@@ -136,22 +136,20 @@ def choose_rollback(run: Record, checkpoint: Record | None, attempts: list[Attem
         )
     if names:
         note += f"; set aside: {', '.join(names)}"
-    record = {"since_step": bad.since_step, "to_step": step, "skip": skip, "set_aside": names}
+    record: RollbackRecord = {"since_step": bad.since_step, "to_step": step, "skip": skip, "set_aside": names}
     skips = earlier_skips(latest) + ([skip] if skip is not None else [])
     return Rollback(Start(step, note), skips, bad.limit, record)
 
 
 def earlier_skips(latest: Attempt | None) -> list[list[int]]:
     """The ranges that the latest attempt left out: whoever trains these steps again leaves them out again."""
-    skips = None if latest is None else latest.began.get("skips")
-    ranges = skips if isinstance(skips, list) else []
-    return [pair for pair in ranges if isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)]
+    return [] if latest is None else [[first, last] for first, last in latest.skips]
 
 
-def _skip(policy: Record, bad: BadLoss, step: int, steps: object) -> list[int] | None:
+def _skip(policy: LossPolicy, bad: BadLoss, step: int, steps: object) -> list[int] | None:
     """Half of the batches before the first bad step, half after it, none that the checkpoint has seen. The last step is
     always trained: it logs and saves."""
-    count = whole_number(policy.get("skip_batches")) or 1
+    count = policy.get("skip_batches") or 1
     first = max(step + 1, bad.good_step + 1 - count // 2)
     last = max(first + count - 1, bad.since_step)
     if isinstance(steps, int):
@@ -165,8 +163,3 @@ def write_skips(run_directory: Path, attempt: str, skips: list[list[int]], from_
     if left:
         text = " ".join(map(str, sorted(left)[:MOST_SKIPS]))
         replace_bytes(attempt_folder(run_directory, attempt) / file_names.SKIP_STEPS, f"{text}\n".encode())
-
-
-def _policy(run: Record) -> Record:
-    policy = run.get("on_bad_loss")
-    return policy if isinstance(policy, dict) else {}

@@ -15,11 +15,11 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..rundir import file_names
 from ..rundir.command_file import CommandError, command_words
-from ..rundir.files import read_object
+from ..rundir.run_file import ProgressRules, RunFile, read_run_file
 from ..rundir.step_lines import StepLines
 from . import node_channel
 from .event_loop import EventLoop
@@ -59,7 +59,7 @@ from .node_ranks import NodeRanks, StartedRank, environment_number, rank_variabl
 from .stacks import RankStacks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from .files import Record
 
@@ -78,9 +78,9 @@ def main(argv: list[str]) -> int:
     options = _arguments(argv)
     node: TrainingNode | None = None
     try:
-        run = read_object(options.run_dir / options.layout / file_names.RUN) or {}
-        place = NodePlace.of(options, int(run.get("devices_per_node") or 1), os.environ)
-        if not isinstance(run.get("launch"), dict):
+        run = read_run_file(options.run_dir, options.layout)
+        place = NodePlace.of(options, run.get("devices_per_node") or 1, os.environ)
+        if "launch" not in run:
             raise NodeError(f"{place.layout / file_names.RUN} says nothing of how to launch")
         node = TrainingNode(place, run)
         code = node.run(options.what)
@@ -102,9 +102,9 @@ def main(argv: list[str]) -> int:
 class TrainingNode:
     """`run` is the layout's run.json (docs/run-files.md)."""
 
-    def __init__(self, place: NodePlace, run: Mapping[str, Any]) -> None:
+    def __init__(self, place: NodePlace, run: RunFile) -> None:
         self._place, self._launch = place, run["launch"]
-        progress = run.get("progress") or {}
+        progress = run.get("progress") or ProgressRules()
         self._step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"), lenient=True)
         self.channel = LineSender(1, f"{place.node} ")
         self._steps = StepForwarder(self.channel)

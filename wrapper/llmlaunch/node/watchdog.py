@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 from ..rundir import file_names
 from ..rundir.attempt import Attempt
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import read_object, replace_json
+from ..rundir.files import replace_json
+from ..rundir.run_file import ProgressRules, read_run_file
 from ..rundir.stack_files import ranks_stacks
 from ..rundir.step_lines import StepNews
-from ..rundir.values import number
 from .allocation import replaceable_nodes
 from .checkpoint import durable_step, read_tracker
 from .files import say
@@ -33,9 +33,9 @@ from .window_clock import WINDOW_SECONDS
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..rundir.attempt_files import Hang, Progress, StepsBehind
     from ..rundir.step_lines import Step
     from .event_loop import EventLoop
-    from .files import Record
     from .line_writer import DiskThread
 
 LOOK_SECONDS = 2.0
@@ -78,8 +78,8 @@ class AttemptWatchdog:
         disk: DiskThread,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        run = read_object(run_directory / layout / file_names.RUN) or {}
-        progress = run.get("progress") or {}
+        run = read_run_file(run_directory, layout)
+        progress = run.get("progress") or ProgressRules()
         self._run_directory, self._attempt = run_directory, attempt
         self._step, self._loop, self._disk = step, loop, disk
         self._directory = attempt_folder(run_directory, attempt)
@@ -87,22 +87,22 @@ class AttemptWatchdog:
         self._saved_step: int | None = None
         prunes = kept_count(self._checkpoint) > 0
         self._pruner = Pruner(run_directory, attempt, layout) if prunes else None
-        self._behind: Record | None = None
-        begun = read_object(self._directory / file_names.ATTEMPT) or {}
+        self._behind: StepsBehind | None = None
+        begun = Attempt(run_directory, attempt).began
         # a script of the person's own may count its steps anew
-        self._from_step = int(begun.get("tracker_step") or 0) if progress.get("promised") else 0
-        self._nodes = int(run.get("nodes") or 1)
-        self._ranks = self._nodes * int(run.get("devices_per_node") or 1)
+        self._from_step = (begun.get("tracker_step") or 0) if progress.get("promised") else 0
+        self._nodes = run.get("nodes") or 1
+        self._ranks = self._nodes * (run.get("devices_per_node") or 1)
         seconds = _look_seconds(look_seconds, progress.get("floor_seconds"))
         self._clock = Clock(seconds + STOOD_STILL_SECONDS)
         self._tracker = StepTracker(progress, self._clock.now())
-        self._loss_judge: LossJudge | None = LossJudge(number(begun.get("loss_limit")))
+        self._loss_judge: LossJudge | None = LossJudge(begun.get("loss_limit"))
         self._on_bad_loss = run.get("on_bad_loss") or {}
         self._pace = PaceWatch(run_directory, attempt, begun.get("nodes"), WINDOW_SECONDS)
         self._replaced: list[str] = []  # slow nodes for which the trainers were asked to end
         self._silent_until = None if progress.get("promised") else progress.get("first_step_seconds")
         self._stop_requested = self._unwritten = self._looks_at_files = self._is_over = False
-        self._hung: Record | None = None
+        self._hung: Hang | None = None
         self._written_at = -WRITE_SECONDS
         self._first_step_at: float | None = None  # unix seconds
         self._at: float | None = None  # unix seconds of the last step
@@ -206,7 +206,7 @@ class AttemptWatchdog:
         self._disk.give(lambda: self._wait_for_dumps(hung))
         self._loop.after(DUMP_SECONDS + FILES_SECONDS, lambda: self._end_hung(hung, ""))
 
-    def _wait_for_dumps(self, hung: Record) -> None:
+    def _wait_for_dumps(self, hung: Hang) -> None:
         """By the thread for files: wait until every rank's stacks are there and grow no more, DUMP_SECONDS at most."""
         give_up_at = time.monotonic() + DUMP_SECONDS
         before = None
@@ -225,7 +225,7 @@ class AttemptWatchdog:
             return False
         return len(ranks_stacks(self._directory)) >= self._ranks
 
-    def _end_hung(self, hung: Record, where: str) -> None:
+    def _end_hung(self, hung: Hang, where: str) -> None:
         """End the step, unless a step completed after all, or that was done already."""
         if self._hung is not hung or self._is_over or "where" in hung:
             return
@@ -273,25 +273,26 @@ class AttemptWatchdog:
         nothing_to_say = self._hung is None and not self._tracker.any_step and not self._pace.slow
         if nothing_to_say and self._written_at < 0.0:
             return
-        record = {
+        record: Progress = {
             "schema": 1,
             **self._tracker.record(),
             "tracker_step": None,  # as the thread for files finds it
             "first_step": self._tracker.first_step,
             "first_step_at": self._first_step_at,
             "at": self._at,
-            "hung": None if self._hung is None else dict(self._hung),
+            "hung": None if self._hung is None else self._hung.copy(),
             "behind": self._behind,
             "good_step": self._loss_judge.good_step if self._loss_judge else None,
             "bad_loss": self._loss_judge.bad if self._loss_judge else None,
             "slow": [device.as_json() for device in self._pace.slow],
-            **({"replaced": self._replaced} if self._replaced else {}),
         }
+        if self._replaced:
+            record["replaced"] = self._replaced
         is_trusted = self._loss_judge is None or not self._loss_judge.in_doubt
         self._disk.give(lambda: self._write_file(record, is_trusted))
         self._unwritten, self._written_at = False, self._clock.now()
 
-    def _write_file(self, record: Record, is_trusted: bool) -> None:
+    def _write_file(self, record: Progress, is_trusted: bool) -> None:
         """By the thread for files. A full or read-only disk keeps it from being written; the next one may be."""
         named = read_tracker(self._checkpoint)
         if named is not None:  # a tracker that vanishes later does not unsay it

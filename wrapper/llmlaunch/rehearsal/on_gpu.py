@@ -31,6 +31,7 @@ from llmlaunch.report.run_text import cause_text, waiting_text
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.memory_files import attempt_summary
+from llmlaunch.rundir.run_file import read_run_file
 from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.rundir.values import to_type
 
@@ -144,7 +145,7 @@ def _read(
     account = attempt_summary(where, attempt)
     ran = read_object(where / file_names.ATTEMPTS / attempt / file_names.VERSIONS) or {}
     used = next((summary for summary in account.ranks if summary.rank == alone.rank), RankSummary(alone.rank))
-    missing = nothing_shown(read_object(where / file_names.RUN) or {}, account, ran_out)
+    missing = nothing_shown(read_run_file(where), account, ran_out)
     if missing is not None:
         raise UserError(f"pipeline rank {rank} shows no peak: {missing}; its log is in {where / file_names.LOGS}")
     return RehearsedRank(

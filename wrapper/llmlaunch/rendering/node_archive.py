@@ -161,19 +161,28 @@ def _failure_patterns() -> set[Path]:
 
 
 def bare_source(source: str) -> str:
-    """Return a module's source without comments and with empty docstrings: every statement keeps its line."""
+    """Return a module's source without comments, without the strings below fields and constants, without what only a
+    type checker imports, and with empty docstrings: every other statement keeps its line."""
     lines = source.splitlines(keepends=True)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column].rstrip() + "\n"
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            text = node.body[0]
-            last = text.end_lineno or text.lineno
-            lines[text.lineno - 1] = lines[text.lineno - 1][: text.col_offset] + '""\n'
-            lines[text.lineno : last] = ["\n"] * (last - text.lineno)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            for unused in filter(_is_unused, node.body):
+                last = unused.end_lineno or unused.lineno
+                empty = lines[unused.lineno - 1][: unused.col_offset] + '""' if unused is node.body[0] else ""
+                lines[unused.lineno - 1 : last] = [f"{empty}\n"] + ["\n"] * (last - unused.lineno)
     return "".join(lines)
+
+
+def _is_unused(statement: ast.stmt) -> bool:
+    """Whether a statement is a text, or an import for type checkers."""
+    if isinstance(statement, ast.If):
+        return ast.unparse(statement.test) == "TYPE_CHECKING" and not statement.orelse
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _pynvml_source() -> bytes:

@@ -7,22 +7,27 @@ kind counts as absent, and the rest still counts.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import file_names
-from .files import object_in, read_object, read_text
-from .rank_records import is_rank_record, rank_records, sound_rank, with_copies
+from .attempt_files import AttemptStart, NextStep, Progress, Status
+from .files import read_object, read_text
+from .rank_records import rank_records, with_copies
+from .run_file import RunFile, read_run_file
+from .schema import read_as, sound
 from .summary import whole_summary
-from .values import byte_count, is_fallback, is_for_fewer_nodes, is_host, objects_in, text_or_none, time_or_none
+from .values import is_fallback, is_for_fewer_nodes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .attempt_files import RankRecord
     from .summary import AttemptSummary
 
     Record = dict[str, Any]
 
-__all__ = ["STAYS", "Attempt", "is_rank_record", "object_or_problem", "rank_records", "sound_rank", "with_copies"]
+T = TypeVar("T")
+__all__ = ["STAYS", "Attempt", "rank_records", "read_or_note", "with_copies"]
 
 STAYS = ("fallback", "again", "rollback", "restart")
 """What a verdict says comes next where that is in the same allocation."""
@@ -43,27 +48,27 @@ class Attempt:
         self.unnumbered: list[str] = []  # rank records without a number
 
     @cached_property
-    def began(self) -> Record:
+    def began(self) -> AttemptStart:
         """attempt.json; empty where it is absent."""
-        return self._object(file_names.ATTEMPT) or {}
+        return self._read(AttemptStart, file_names.ATTEMPT) or AttemptStart()
 
     @cached_property
-    def progress(self) -> Record:
+    def progress(self) -> Progress:
         """progress.json; empty before the first step."""
-        return self._object(file_names.PROGRESS) or {}
+        return self._read(Progress, file_names.PROGRESS) or Progress()
 
     @cached_property
-    def verdict(self) -> Record | None:
+    def verdict(self) -> Status | None:
         """The attempt's own status.json."""
-        return self._object(file_names.STATUS)
+        return self._read(Status, file_names.STATUS)
 
     @cached_property
-    def status(self) -> Record:
+    def status(self) -> Status:
         """The verdict, else the run's status.json where that is of this attempt; empty where there is none."""
         if self.verdict:
             return self.verdict
-        newest = read_object(self.run_directory / file_names.STATUS) or {}
-        return newest if newest.get("attempt") == self.name else {}
+        newest = sound(Status, read_object(self.run_directory / file_names.STATUS)) or Status()
+        return newest if newest.get("attempt") == self.name else Status()
 
     @cached_property
     def layout(self) -> str:
@@ -75,70 +80,59 @@ class Attempt:
     @property
     def layout_named(self) -> str:
         """What attempt.json calls the layout, whatever that is."""
-        return str(self.began.get("layout") or "")
+        return self.began.get("layout", "")
 
     @cached_property
-    def run(self) -> Record:
+    def run(self) -> RunFile:
         """The run.json of that layout; empty where it cannot be read."""
-        return read_object(self.run_directory / self.layout / file_names.RUN) or {}
+        return read_run_file(self.run_directory, self.layout)
 
     @property
     def nodes(self) -> list[str]:
         """The nodes of attempt.json, in the order of node ranks."""
-        nodes = self.began.get("nodes")
-        return [node for node in nodes if is_host(node)] if isinstance(nodes, list) else []
-
-    @property
-    def cluster(self) -> str | None:
-        """What SLURM calls itself there."""
-        return text_or_none(self.began.get("cluster"))
+        return self.began.get("nodes", [])
 
     @property
     def from_step(self) -> int:
         """The step of the checkpoint that it began with; 0 without one."""
-        return byte_count(self.began.get("from_step")) or 0
-
-    @property
-    def skipped_steps(self) -> tuple[int, ...]:
-        """The steps of newer checkpoints that it did not begin with, because they are damaged; the newest first."""
-        steps = (byte_count(skipped.get("step")) for skipped in objects_in(self.began.get("skipped")))
-        return tuple(step for step in steps if step is not None)
+        return self.began.get("from_step") or 0
 
     @property
     def is_fallback(self) -> bool:
         """Whether it was started in the allocation of the attempt before, which ran out of memory."""
-        return bool(self.began.get("fallback"))
+        return self.began.get("fallback", False)
+
+    @property
+    def follow_up(self) -> str:
+        """What its verdict says comes next: `end`, `again`, `fallback` ...; empty where it has none."""
+        following = (self.verdict or Status()).get("next") or NextStep()
+        return following.get("action", "")
 
     @property
     def was_retried(self) -> bool:
         """Whether it never began, for want of a port or a container, and was started again at once."""
-        following = (self.verdict or {}).get("next")
-        return isinstance(following, dict) and following.get("action") == "again"
+        return self.follow_up == "again"
 
     @property
     def was_rolled_back(self) -> bool:
         """Whether its loss went bad, and the next attempt went back to a checkpoint from before that."""
-        following = (self.verdict or {}).get("next")
-        return isinstance(following, dict) and following.get("action") == "rollback"
+        return self.follow_up == "rollback"
 
     @property
     def stays(self) -> bool:
         """Whether its verdict has the next attempt follow in the same allocation."""
-        following = (self.verdict or {}).get("next")
-        return isinstance(following, dict) and following.get("action") in STAYS
+        return self.follow_up in STAYS
 
     @property
     def skips(self) -> tuple[tuple[int, int], ...]:
         """The ranges of steps whose batches it leaves out after a rollback, first and last included."""
-        ranges = self.began.get("skips")
-        pairs = [pair for pair in ranges if isinstance(pair, list)] if isinstance(ranges, list) else []
-        sound = [(byte_count(pair[0]), byte_count(pair[1])) for pair in pairs if len(pair) == 2]
-        return tuple((a, b) for a, b in sound if a is not None and b is not None and 0 <= b - a < _MOST_SKIPPED)
+        pairs = [(pair[0], pair[1]) for pair in self.began.get("skips", []) if len(pair) == 2]
+        return tuple((first, last) for first, last in pairs if 0 <= last - first < _MOST_SKIPPED)
 
     @property
     def was_rollback(self) -> bool:
         """Whether it began with an older checkpoint than the last, since the loss had gone bad."""
-        return isinstance(self.began.get("rollback"), dict)
+        return self.began.get("rollback") is not None
 
     @cached_property
     def summary(self) -> AttemptSummary | None:
@@ -146,12 +140,12 @@ class Attempt:
         return whole_summary(self.run_directory, self.name)
 
     @cached_property
-    def ranks(self) -> list[Record]:
+    def ranks(self) -> list[RankRecord]:
         """The rank records, by rank; for each that is torn or gone its copy in status.json.
 
         Where the verdict repeats every record that the summary counted, thousands of small files stay closed.
         """
-        copies = with_copies([], self.verdict or {})
+        copies = with_copies([], self.verdict or Status())
         if self.summary is not None and self.summary.ranks_of_files <= {str(copy["rank"]) for copy in copies}:
             return copies
         return with_copies(rank_records(self.folder, self.problems, self.unnumbered), self.status)
@@ -180,22 +174,22 @@ class Attempt:
     @cached_property
     def started_at(self) -> float | None:
         """When its first rank was started, in unix seconds; None before."""
-        times = [time_or_none(rank.get("started_at")) for rank in self.ranks]
+        times = (rank.get("started_at") for rank in self.ranks)
         return min((time for time in times if time is not None), default=None)
 
     def forget_verdict(self) -> None:
         """For an attempt that is judged once more: what was said of it before does not count."""
-        self.__dict__.update(verdict=None, status={})
+        self.__dict__.update(verdict=None, status=Status())
 
-    def _object(self, name: str) -> Record | None:
-        return object_or_problem(self.folder / name, self.problems)
+    def _read(self, kind: type[T], name: str) -> T | None:
+        return read_or_note(kind, self.folder / name, self.problems)
 
 
-def object_or_problem(path: Path, problems: list[str] | None) -> Record | None:
-    """Return the JSON object in `path`, None where there is none. `problems` gets a sentence for one that
-    cannot be read."""
+def read_or_note(kind: type[T], path: Path, problems: list[str] | None) -> T | None:
+    """Return the object of `kind` in `path`, None where there is none. `problems` gets a sentence for one that cannot
+    be read."""
     try:
-        return object_in(path)
+        return read_as(kind, path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -67,3 +67,7 @@ def attempt_folder(run_directory: Path, attempt: str) -> Path:
 def node_log(run_directory: Path, attempt: str, node: str) -> Path:
     """Return the log of all ranks of a node, or of the batch script for BATCH_LOG_NODE."""
     return run_directory / LOGS / f"{attempt}.{node}.log"
+
+
+OF_EARLIER_VERSIONS: tuple[str, ...] = ()
+"""Names that this version only reads."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .values import byte_count, number, text_or_none, time_or_none
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -122,25 +120,25 @@ class Goodput(NamedTuple):
 
 def goodput_of(attempts: Iterable[Attempt]) -> Goodput:
     """Return the goodput of a run by the files of its attempts; those that never began to train are left out."""
-    return goodput([attempt_facts(attempt) for attempt in attempts if time_or_none(attempt.began.get("started_at"))])
+    return goodput([attempt_facts(attempt) for attempt in attempts if attempt.began.get("started_at")])
 
 
 def attempt_facts(attempt: Attempt) -> AttemptFacts:
     progress, status = attempt.progress, attempt.status
-    steps = [step for step in (byte_count(record.get("step")) for record in (progress, status)) if step is not None]
-    cause, state = status.get("cause"), status.get("state")
+    steps = [step for step in (progress.get("step"), status.get("step")) if step is not None]
+    state, cause = status.get("state"), status.get("cause")
     return AttemptFacts(
-        started_at=time_or_none(attempt.began.get("started_at")) or 0.0,
+        started_at=attempt.began.get("started_at") or 0.0,
         from_step=attempt.from_step,
         state=state if state in _STATES else None,
-        cause=text_or_none(cause.get("kind")) if isinstance(cause, dict) else None,
-        ended_at=time_or_none(status.get("ended_at")),
-        first_step=byte_count(progress.get("first_step")),
-        first_step_at=time_or_none(progress.get("first_step_at")),
+        cause=None if cause is None else cause["kind"] or None,
+        ended_at=status.get("ended_at"),
+        first_step=progress.get("first_step"),
+        first_step_at=progress.get("first_step_at"),
         to_step=max(steps, default=None),
-        last_step_at=time_or_none(progress.get("at")),
-        step_seconds=number(progress.get("step_seconds")) or 0.0,
-        saved_step=byte_count(status.get("saved_step")),
+        last_step_at=progress.get("at"),
+        step_seconds=progress.get("step_seconds") or 0.0,
+        saved_step=status.get("saved_step"),
         stays=attempt.stays,
         skips=attempt.skips,
         layout=attempt.layout,

@@ -18,12 +18,12 @@ from .probe_files import largest_peaks, read_probe_file
 from .rank_records import RankFile, latest_by_rank, read_rank_file, with_copies
 from .regular_files import open_regular
 from .summary import RECORDS, AttemptSummary, counted_files, file_states, whole_summary
-from .values import byte_count, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from .attempt_files import RankRecord
     from .probe_files import ProbeFile
     from .summary import RankSummary
 
@@ -52,22 +52,23 @@ def summarize(run_directory: Path, name: str, spools: Sequence[Path] = ()) -> At
     for place in (run_directory, *spools):
         for file in sorted(file_states(place / file_names.PEAKS, ".jsonl")):
             _read_monitor(evidence, place / file_names.PEAKS / file, name, damaged)
-    step, before = byte_count(attempt.progress.get("step")), attempt.from_step
+    progress = attempt.progress
+    step = progress.get("step")
     return AttemptSummary(
         attempt=name,
         ranks=tuple(rank_summaries(evidence)),
         nodes=tuple(node_summary(node) for _, node in sorted(evidence.nodes.items())),
         step=step,
-        steps_run=None if step is None else max(step - before, 0),
-        step_seconds=number(attempt.progress.get("step_seconds")),
-        tokens_per_second=number(attempt.progress.get("tokens_per_second")),
+        steps_run=None if step is None else max(step - attempt.from_step, 0),
+        step_seconds=progress.get("step_seconds"),
+        tokens_per_second=progress.get("tokens_per_second"),
         files=sizes,
         damaged=damaged,
     )
 
 
-def _rank_records(attempt: Attempt, damaged: dict[str, int]) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
+def _rank_records(attempt: Attempt, damaged: dict[str, int]) -> list[RankRecord]:
+    records: list[RankRecord] = []
     for name in sorted(file_states(attempt.folder / file_names.RANKS, RECORDS)):
         file = _rank_file(attempt.folder / file_names.RANKS / name)
         records += file.records

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .files import parse_json
-from .values import byte_count, bytes_within, number, objects_in, text_or_none, time_or_none, whole_number
+from .node_files import GpuSample, HostSample, PrintedSample, ProcessSample
+from .schema import sound, sound_list
+from .values import byte_count, bytes_within, number, objects_in, time_or_none, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -152,12 +154,11 @@ def add_line(node: NodePeaks, line: Mapping[str, Any]) -> None:
     event, time = line.get("event"), time_or_none(line.get("time")) or 0.0
     for gpu in [*objects_in(line.get("gpus")), *objects_in([line.get("gpu")])]:  # `gpu`: the last word on a lost one
         _add_gpu(node, gpu, time)
-    for process in objects_in(line.get("processes")):
+    for process in sound_list(ProcessSample, line.get("processes")):
         _add_process(node, process)
-    for logged in objects_in(line.get("logged")):
+    for logged in sound_list(PrintedSample, line.get("logged")):
         _add_logged(node, logged)
-    for host in objects_in([line.get("host")]):
-        _add_host(node, host)
+    _add_host(node, sound(HostSample, line.get("host")) or HostSample())
     node.written_at = max(node.written_at, time)
     if isinstance(line.get("gpus"), list):
         node.sampled_at = time
@@ -182,7 +183,7 @@ def _add_gpu(node: NodePeaks, record: Mapping[str, Any], time: float) -> None:
     entry = [record.get(name) for name in SLOW_FIELDS]
     if entry != gpu.last_entry:
         gpu.last_entry = entry
-        _add_peaks(gpu, record)
+        _add_peaks(gpu, sound(GpuSample, record) or GpuSample())
     _add_use(gpu, record, time)
     if "used_bytes" in record:
         gpu.used_bytes = byte_count(record["used_bytes"])
@@ -191,21 +192,20 @@ def _add_gpu(node: NodePeaks, record: Mapping[str, Any], time: float) -> None:
         gpu.lost_code, gpu.lost_at = lost, time
 
 
-def _add_peaks(gpu: GpuPeaks, record: Mapping[str, Any]) -> None:
-    gpu.name = gpu.name or text_or_none(record.get("name"))
-    gpu.mig = gpu.mig or text_or_none(record.get("mig"))
-    gpu.total_bytes = _larger(gpu.total_bytes, byte_count(record.get("total_bytes")))
-    gpu.reserved_bytes = _larger(gpu.reserved_bytes, byte_count(record.get("reserved_bytes")))
-    gpu.baseline_bytes = _smaller(gpu.baseline_bytes, bytes_within(gpu.total_bytes, record.get("baseline_bytes")))
+def _add_peaks(gpu: GpuPeaks, sample: GpuSample) -> None:
+    gpu.name = gpu.name or sample.get("name") or None
+    gpu.mig = gpu.mig or sample.get("mig") or None
+    gpu.total_bytes = _larger(gpu.total_bytes, sample.get("total_bytes"))
+    gpu.reserved_bytes = _larger(gpu.reserved_bytes, sample.get("reserved_bytes"))
+    gpu.baseline_bytes = _smaller(gpu.baseline_bytes, bytes_within(gpu.total_bytes, sample.get("baseline_bytes")))
     gpu.device_peak_bytes = _larger(
-        gpu.device_peak_bytes, bytes_within(gpu.total_bytes, record.get("device_peak_bytes"))
+        gpu.device_peak_bytes, bytes_within(gpu.total_bytes, sample.get("device_peak_bytes"))
     )
-    for name, peaks in (
-        ("process_peak_bytes", gpu.process_peak_bytes),
-        ("accounting_peak_bytes", gpu.accounting_peak_bytes),
+    for by_pid, peaks in (
+        (sample.get("process_peak_bytes", {}), gpu.process_peak_bytes),
+        (sample.get("accounting_peak_bytes", {}), gpu.accounting_peak_bytes),
     ):
-        by_pid = record.get(name)
-        for pid, value in by_pid.items() if isinstance(by_pid, dict) else ():
+        for pid, value in by_pid.items():
             count = bytes_within(gpu.total_bytes, value)
             if count:
                 peaks[pid] = max(count, peaks.get(pid, 0))
@@ -221,37 +221,32 @@ def _add_use(gpu: GpuPeaks, record: Mapping[str, Any], time: float) -> None:
         gpu.utilization_percent, gpu.power_watts = means
 
 
-def _add_process(node: NodePeaks, record: Mapping[str, Any]) -> None:
-    rank, pid = record.get("rank"), record.get("pid")
-    if type(rank) is not int:
-        return
-    node.resident_bytes[rank] = byte_count(record.get("resident_bytes"))
-    if type(pid) is int:
+def _add_process(node: NodePeaks, process: ProcessSample) -> None:
+    rank, pid, now = process["rank"], process.get("pid"), process.get("resident_bytes")
+    node.resident_bytes[rank] = now
+    if pid is not None:
         node.rank_pids.setdefault(rank, set()).add(str(pid))
-    peak = _larger(byte_count(record.get("resident_peak_bytes")), byte_count(record.get("resident_bytes")))
+    peak = _larger(process.get("resident_peak_bytes"), now)
     if peak:
         node.resident_peak_bytes[rank] = max(peak, node.resident_peak_bytes.get(rank, 0))
 
 
-def _add_logged(node: NodePeaks, record: Mapping[str, Any]) -> None:
-    rank = record.get("rank")
-    if type(rank) is not int or rank < 0:
-        return
-    source = text_or_none(record.get("source")) or "log"
-    logged = node.logged.setdefault(rank, PrintedPeaks(source))
+def _add_logged(node: NodePeaks, peaks: PrintedSample) -> None:
+    source = peaks.get("source") or "log"
+    logged = node.logged.setdefault(peaks["rank"], PrintedPeaks(source))
     logged.source = max(logged.source, source)
-    for name in ("allocated_peak_bytes", "reserved_peak_bytes", "device_bytes"):
-        setattr(logged, name, _larger(getattr(logged, name), byte_count(record.get(name))))
+    logged.allocated_peak_bytes = _larger(logged.allocated_peak_bytes, peaks.get("allocated_peak_bytes"))
+    logged.reserved_peak_bytes = _larger(logged.reserved_peak_bytes, peaks.get("reserved_peak_bytes"))
+    logged.device_bytes = _larger(logged.device_bytes, peaks.get("device_bytes"))
 
 
-def _add_host(node: NodePeaks, record: Mapping[str, Any]) -> None:
-    total = byte_count(record.get("total_bytes"))
-    used = byte_count(record.get("used_peak_bytes"))
+def _add_host(node: NodePeaks, host: HostSample) -> None:
+    total, used = host.get("total_bytes"), host.get("used_peak_bytes")
     node.host_total_bytes = _larger(node.host_total_bytes, total)
     if used is not None and not (total and used > total):
         node.host_used_peak_bytes = _larger(node.host_used_peak_bytes, used)
-    node.cgroup_peak_bytes = _larger(node.cgroup_peak_bytes, byte_count(record.get("cgroup_peak_bytes")))
-    node.cgroup_limit_bytes = _larger(node.cgroup_limit_bytes, byte_count(record.get("cgroup_limit_bytes")))
+    node.cgroup_peak_bytes = _larger(node.cgroup_peak_bytes, host.get("cgroup_peak_bytes"))
+    node.cgroup_limit_bytes = _larger(node.cgroup_limit_bytes, host.get("cgroup_limit_bytes"))
 
 
 def _remark(event: object, line: Mapping[str, Any]) -> str | None:

@@ -11,19 +11,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .attempt_files import RankRecord
 from .foreign_values import is_whole_number
 from .monitor_samples import countable_gpus
 from .probe_files import fullest_devices
+from .run_file import RehearsedStage, RunFile
 from .summary import NodeSummary, RankSummary
-from .values import byte_count, count_above_zero, time_or_none, whole_number
+from .values import count_above_zero
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .monitor_samples import GpuPeaks, NodePeaks, PrintedPeaks
     from .probe_files import TorchPeaks
-
-    Record = dict[str, Any]
 
 
 ACCOUNTING, PROBE = "nvml accounting", "torch probe"
@@ -34,8 +34,8 @@ class MemoryEvidence:
     """All that was written of one attempt's memory. `run` is the run.json of the layout that it ran, empty where that
     cannot be read; `ranks` are its rank records, `nodes` what the monitors saw, by node."""
 
-    run: Record = field(default_factory=dict)
-    ranks: list[Record] = field(default_factory=list)
+    run: RunFile = field(default_factory=RunFile)
+    ranks: list[RankRecord] = field(default_factory=list)
     probes: Sequence[TorchPeaks] = ()
     nodes: dict[str, NodePeaks] = field(default_factory=dict)
 
@@ -69,16 +69,14 @@ def node_summary(node: NodePeaks) -> NodeSummary:
     )
 
 
-def pipeline_rank_of(run: Mapping[str, Any], rank: int) -> int | None:
+def pipeline_rank_of(run: RunFile, rank: int) -> int | None:
     """Return the pipeline rank of a global rank. `run` is run.json: pipeline is the outermost rank order. None where
     the numbers do not fit together. A rank that runs alone is of the stage it was started for, whatever its number."""
-    rehearsal = run.get("rehearsal")
-    if isinstance(rehearsal, dict) and type(rehearsal.get("pipeline_rank")) is int:
-        return int(rehearsal["pipeline_rank"])
-    template = run.get("measurement")
-    pipeline = count_above_zero(run.get("pipeline"))
-    world = count_above_zero(template.get("world_size")) if isinstance(template, dict) else None
-    world = world or (count_above_zero(run.get("nodes")) or 0) * (count_above_zero(run.get("devices_per_node")) or 0)
+    own = (run.get("rehearsal") or RehearsedStage()).get("pipeline_rank")
+    if own is not None:
+        return own
+    pipeline, world = run.get("pipeline"), count_above_zero(run.get("measurement", {}).get("world_size"))
+    world = world or (run.get("nodes") or 0) * (run.get("devices_per_node") or 0)
     if not pipeline or not world or world % pipeline or rank >= world:
         return None
     return rank // (world // pipeline)
@@ -96,7 +94,7 @@ class _RankEvidence:
     rank: int
     node: str | None
     pipeline_rank: int | None
-    record: Record
+    record: RankRecord
     torch: TorchPeaks | None
     shares_device: bool
     logged: PrintedPeaks | None
@@ -119,7 +117,7 @@ def _ranks_with_evidence(evidence: MemoryEvidence) -> list[_RankEvidence]:
             rank=rank,
             node=nodes.get(rank),
             pipeline_rank=pipeline_rank_of(evidence.run, rank),
-            record=records.get(rank, {}),
+            record=records.get(rank, RankRecord(rank=rank)),
             torch=torch.get(rank),
             shares_device=rank in torch and uses[nodes.get(rank), torch[rank].uuid] > 1,
             logged=logged.get(rank),
@@ -140,23 +138,23 @@ def _resident_peaks(evidence: MemoryEvidence) -> dict[int, int]:
 
 
 def _node_of_ranks(
-    evidence: MemoryEvidence, records: Mapping[int, Record], torch: Mapping[int, TorchPeaks]
+    evidence: MemoryEvidence, records: Mapping[int, RankRecord], torch: Mapping[int, TorchPeaks]
 ) -> dict[int, str]:
     """The node of each rank: by its own record, else by its probe, else by the monitor that saw it."""
     monitored = evidence.nodes.items()
     nodes = {rank: name for name, node in monitored for rank in (*node.logged, *node.resident_peak_bytes)}
     nodes.update({rank: peaks.node for rank, peaks in torch.items() if peaks.node})
-    nodes.update({rank: record["node"] for rank, record in records.items() if isinstance(record.get("node"), str)})
+    nodes.update({rank: node for rank, record in records.items() if (node := record.get("node"))})
     return nodes
 
 
 def _pids_of_ranks(
-    evidence: MemoryEvidence, records: Mapping[int, Record], ranks: Sequence[int]
+    evidence: MemoryEvidence, records: Mapping[int, RankRecord], ranks: Sequence[int]
 ) -> dict[int, set[str]]:
     """Return the numbers of each rank's processes, by its record, its probes and the monitors."""
     pids: dict[int, set[str]] = {rank: set() for rank in ranks}
     for rank, record in records.items():
-        pids[rank] |= {str(record[key]) for key in ("program_pid", "pid") if record.get(key) is not None}
+        pids[rank] |= {str(pid) for pid in (record.get("program_pid"), record.get("pid")) if pid is not None}
     seen = [(peaks.rank, {str(peaks.pid)}) for peaks in evidence.probes if peaks.pid is not None]
     seen += [of_rank for node in evidence.nodes.values() for of_rank in node.rank_pids.items()]
     for rank, numbers in seen:
@@ -168,7 +166,7 @@ def _pids_of_ranks(
 def _gpus_of_ranks(
     evidence: MemoryEvidence, nodes: Mapping[int, str], torch: Mapping[int, TorchPeaks], pids: Mapping[int, set[str]]
 ) -> dict[int, AssignedGpu]:
-    devices = whole_number(evidence.run.get("devices_per_node")) or 0
+    devices = evidence.run.get("devices_per_node") or 0
     records = {record["rank"]: record for record in evidence.ranks}
     here: dict[str | None, list[int]] = {}
     for rank in pids:
@@ -202,7 +200,7 @@ class AssignedGpu:
 
 
 def assigned_gpus(
-    ranks: Sequence[Record], uuids: Mapping[int, str], pids: Mapping[int, set[str]], node: NodePeaks, devices: int
+    ranks: Sequence[RankRecord], uuids: Mapping[int, str], pids: Mapping[int, set[str]], node: NodePeaks, devices: int
 ) -> dict[int, AssignedGpu]:
     """Return a GPU for every rank whose own can be told. `ranks` are this node's rank records, `uuids` what torch
     called the ranks' GPUs, `pids` the numbers of their processes, `devices` how many the job has on a node.
@@ -254,7 +252,7 @@ def _by_process(pids: set[str], gpus: Sequence[GpuPeaks]) -> GpuPeaks | None:
     return most if most is not None and held_bytes(most) else None
 
 
-def _by_place(record: Record, gpus: Sequence[GpuPeaks], whole_node: bool) -> tuple[GpuPeaks, str] | None:
+def _by_place(record: RankRecord, gpus: Sequence[GpuPeaks], whole_node: bool) -> tuple[GpuPeaks, str] | None:
     local = record.get("local_rank")
     if type(local) is not int or local < 0:
         return None
@@ -324,9 +322,9 @@ def _rank_summary(rank: _RankEvidence, resident: bool) -> RankSummary:
         rank=rank.rank,
         pipeline_rank=rank.pipeline_rank,
         node=rank.node,
-        local_rank=byte_count(record.get("local_rank", torch.local_rank if torch else None)),
-        pid=byte_count(record.get("program_pid", torch.pid if torch else None)),
-        started_at=time_or_none(record.get("started_at")),
+        local_rank=record.get("local_rank", torch.local_rank if torch else None),
+        pid=record.get("program_pid", torch.pid if torch else None),
+        started_at=record.get("started_at"),
         peak_source=account.sources.get("peak_bytes"),
         sources=account.sources,
         **account.values,
@@ -346,7 +344,7 @@ def _add_torch(account: _Account, rank: _RankEvidence) -> None:
 
 def _add_resident(account: _Account, rank: _RankEvidence) -> None:
     """The larger of the kernel's own maximum, known once a rank has ended, and what the monitor saw."""
-    kernel, sampled = byte_count(rank.record.get("resident_peak_bytes")), rank.resident_seen_bytes
+    kernel, sampled = rank.record.get("resident_peak_bytes"), rank.resident_seen_bytes
     if kernel and kernel >= (sampled or 0):
         account.put("resident_peak_bytes", kernel, "ru_maxrss")
     else:

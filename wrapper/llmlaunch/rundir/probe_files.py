@@ -11,12 +11,14 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .files import MOST_APPENDED_BYTES, bounded_lines, parse_json
+from .files import MOST_APPENDED_BYTES, bounded_lines, object_of
+from .node_files import ProbedDevice, ProbeLine
 from .regular_files import open_regular, read_bytes
-from .values import byte_count, bytes_within, text_or_none, time_or_none
+from .schema import sound
+from .values import bytes_within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -65,11 +67,9 @@ def read_probe_file(path: Path) -> ProbeFile | None:
         return ProbeFile(damaged=1)
     peaks: list[TorchPeaks] = []
     for text in texts:
-        account = _account(text)
-        entries = [] if account is None else [_device(account, entry) for entry in account["devices"]]
-        devices = [device for device in entries if device is not None]
-        peaks += devices
-        damaged += account is None or len(devices) < len(entries)
+        line, lost = _line(text)
+        peaks += [_peaks(line, device) for device in line["devices"]] if line is not None else []
+        damaged += lost
     return ProbeFile(tuple(peaks), damaged)
 
 
@@ -107,38 +107,42 @@ def fullest_devices(every: Iterable[TorchPeaks]) -> dict[int, TorchPeaks]:
     return fullest
 
 
-def _account(text: bytes) -> Mapping[str, Any] | None:
+def _line(text: bytes) -> tuple[ProbeLine | None, bool]:
+    """Return a process's account of itself, and whether some of it could not be read."""
     try:
-        value = parse_json(text)
+        record = object_of(text)
     except ValueError:
-        return None
-    if not isinstance(value, dict) or value.get("v") != VERSION or not isinstance(value.get("devices"), list):
-        return None
-    return value if byte_count(value.get("rank")) is not None else None
+        return None, True
+    line = sound(ProbeLine, record)
+    if line is None or line.get("v") != VERSION:
+        return None, True
+    return line, len(line["devices"]) < len(record["devices"])
 
 
-def _device(account: Mapping[str, Any], entry: Any) -> TorchPeaks | None:
-    if not isinstance(entry, dict) or byte_count(entry.get("device")) is None:
-        return None
-    total = byte_count(entry.get("total_bytes"))
+def _peaks(line: ProbeLine, entry: ProbedDevice) -> TorchPeaks:
+    total = entry.get("total_bytes")
+
+    def within(name: str) -> int | None:
+        return bytes_within(total, entry.get(name))
+
     return TorchPeaks(
-        rank=account["rank"],
+        rank=line["rank"],
         device=entry["device"],
-        uuid=text_or_none(entry.get("uuid")),
-        node=text_or_none(account.get("node")),
-        local_rank=byte_count(account.get("local_rank")),
-        pid=byte_count(account.get("pid")),
-        at=time_or_none(account.get("at")),
-        ended=account.get("ended") is True,
+        uuid=entry.get("uuid") or None,
+        node=line.get("node"),
+        local_rank=line.get("local_rank"),
+        pid=line.get("pid"),
+        at=line.get("at"),
+        ended=line.get("ended", False),
         total_bytes=total,
-        allocated_peak_bytes=bytes_within(total, entry.get("allocated_peak_bytes")),
-        active_peak_bytes=bytes_within(total, entry.get("active_peak_bytes")),
-        reserved_peak_bytes=bytes_within(total, entry.get("reserved_peak_bytes")),
-        reserved_bytes=bytes_within(total, entry.get("reserved_bytes")),
-        alloc_retries=byte_count(entry.get("alloc_retries")),
-        ooms=byte_count(entry.get("ooms")),
-        device_used_bytes=bytes_within(total, entry.get("device_used_bytes")),
-        outside_bytes=bytes_within(total, entry.get("outside_bytes")),
+        allocated_peak_bytes=within("allocated_peak_bytes"),
+        active_peak_bytes=within("active_peak_bytes"),
+        reserved_peak_bytes=within("reserved_peak_bytes"),
+        reserved_bytes=within("reserved_bytes"),
+        alloc_retries=entry.get("alloc_retries"),
+        ooms=entry.get("ooms"),
+        device_used_bytes=within("device_used_bytes"),
+        outside_bytes=within("outside_bytes"),
     )
 
 

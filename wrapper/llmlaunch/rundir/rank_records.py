@@ -10,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import file_names
+from .attempt_files import RankRecord
 from .files import appended_records, object_in
-from .values import byte_count, is_host, objects_in, time_or_none
+from .schema import sound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from .attempt_files import Status
 
     Record = dict[str, Any]
 
@@ -29,7 +32,7 @@ class RankFile(NamedTuple):
     """The records of one file, each rank's in the order they were written. `lost` is the number of lines that could not
     be read, `unnumbered` are records whose rank is no whole number."""
 
-    records: tuple[Record, ...] = ()
+    records: tuple[RankRecord, ...] = ()
     lost: int = 0
     unnumbered: tuple[Record, ...] = ()
 
@@ -41,17 +44,21 @@ def rank_files(attempt_folder: Path) -> list[Path]:
 
 def read_rank_file(path: Path) -> RankFile:
     """Return what a file of rank records holds. Raises OSError, and ValueError for a file of one rank that is torn."""
-    records, lost = ([object_in(path)], 0) if path.suffix == ".json" else appended_records(path)
-    sound = tuple(sound_rank(record) for record in records if is_rank_record(record))
-    return RankFile(sound, lost, tuple(record for record in records if not is_rank_record(record)))
+    lines, lost = ([object_in(path)], 0) if path.suffix == ".json" else appended_records(path)
+    records = [(sound(RankRecord, line), line) for line in lines]
+    return RankFile(
+        tuple(record for record, _ in records if record is not None),
+        lost,
+        tuple(line for record, line in records if record is None),
+    )
 
 
 def rank_records(
     attempt_folder: Path, problems: list[str] | None = None, unnumbered: list[str] | None = None
-) -> list[Record]:
+) -> list[RankRecord]:
     """Return the last sound record of each rank, by rank. `problems` gets a sentence for each file that cannot be read
     whole, `unnumbered` for each record whose rank is no whole number."""
-    records: list[Record] = []
+    records: list[RankRecord] = []
     paths = rank_files(attempt_folder)
     for path, file in zip(paths, _read_at_once(paths)):
         if isinstance(file, FileNotFoundError):
@@ -86,7 +93,7 @@ def _read_at_once(paths: Sequence[Path]) -> list[RankFile | OSError | ValueError
         return list(readers.map(read, paths))
 
 
-def node_rank_records(attempt_folder: Path, node: str) -> list[Record]:
+def node_rank_records(attempt_folder: Path, node: str) -> list[RankRecord]:
     """Return the last sound record of each rank of one node, by rank, of that node's file alone."""
     try:
         file = read_rank_file(attempt_folder / file_names.RANKS / f"{node}.jsonl")
@@ -95,10 +102,10 @@ def node_rank_records(attempt_folder: Path, node: str) -> list[Record]:
     return [record for record in latest_by_rank(file.records) if record.get("node") == node]
 
 
-def latest_by_rank(records: Iterable[Record]) -> list[Record]:
+def latest_by_rank(records: Iterable[RankRecord]) -> list[RankRecord]:
     """Return one record for each rank, by rank: of those of one node the last, of several nodes the one that its
     launcher numbered, else the one that was started last."""
-    latest: dict[int, Record] = {}
+    latest: dict[int, RankRecord] = {}
     for record in records:
         known = latest.get(record["rank"])
         if known is None or known.get("node") == record.get("node") or _precedence(record) >= _precedence(known):
@@ -106,51 +113,12 @@ def latest_by_rank(records: Iterable[Record]) -> list[Record]:
     return [latest[rank] for rank in sorted(latest)]
 
 
-def _precedence(record: Record) -> tuple[bool, float]:
-    return record.get("source") == BY_LAUNCHER, time_or_none(record.get("started_at")) or 0.0
+def _precedence(record: RankRecord) -> tuple[bool, float]:
+    return record.get("source") == BY_LAUNCHER, record.get("started_at") or 0.0
 
 
-def with_copies(records: Sequence[Record], status: Record) -> list[Record]:
+def with_copies(records: Sequence[RankRecord], status: Status) -> list[RankRecord]:
     """Return rank records together with those copies of status.json whose own record is missing, by rank."""
     ranks = {record["rank"] for record in records}
-    copies = (copy for copy in objects_in(status.get("ranks")) if is_rank_record(copy) and copy["rank"] not in ranks)
-    return sorted([*records, *map(sound_rank, copies)], key=lambda record: record["rank"])
-
-
-def is_rank_record(record: Record) -> bool:
-    return byte_count(record.get("rank")) is not None
-
-
-def sound_rank(record: Record) -> dict[str, Any]:
-    """Return a rank record with None for each value that is not of its kind."""
-    sound = dict(record)
-    for name, is_of_its_kind in _KINDS.items():
-        if name in sound and not is_of_its_kind(sound[name]):
-            sound[name] = None
-    return sound
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e11  # type: ignore[operator]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-_KINDS: Mapping[str, Callable[[object], bool]] = {
-    "local_rank": _is_size,
-    "node": is_host,
-    "pid": _is_size,
-    "program_pid": _is_size,
-    "started_at": _is_time,
-    "ended_at": _is_time,
-    "exit_code": lambda value: type(value) is int,
-    "signal": _is_text,
-    "resident_peak_bytes": _is_size,
-    "visible_devices": _is_text,
-}
+    copies = (copy for copy in status.get("ranks", []) if copy["rank"] not in ranks)
+    return sorted([*records, *copies], key=lambda record: record["rank"])

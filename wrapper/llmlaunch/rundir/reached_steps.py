@@ -9,7 +9,6 @@ from . import file_names
 from .files import LINE_END, read_tail
 from .step_lines import StepLines
 from .trainer_lines import ANY_SCRIPT
-from .values import byte_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +27,7 @@ def reached_step(attempt: Attempt) -> int | None:
 
     The watchdog writes progress.json every few seconds, so the log of a job that was killed knows more.
     """
-    noted = [byte_count(attempt.progress.get("step")), byte_count(attempt.status.get("step")), _logged_step(attempt)]
+    noted = [attempt.progress.get("step"), attempt.status.get("step"), _logged_step(attempt)]
     return max((step for step in noted if step is not None), default=None)
 
 
@@ -47,10 +46,9 @@ def ended_before_first_step(attempt: Attempt) -> bool:
 def _logged_step(attempt: Attempt) -> int | None:
     """Megatron-LM's last rank reports steps, DeepSpeed's first. The log of an observed command is its job's, in which
     other commands may report theirs, so that only the observer's own count is taken."""
-    if isinstance(attempt.began.get("log"), str):
+    if attempt.began.get("log"):
         return None
-    progress = attempt.run.get("progress")
-    lines = StepLines(progress.get("step_patterns") if isinstance(progress, dict) else None, lenient=True)
+    lines = StepLines(attempt.run.get("progress", {}).get("step_patterns"), lenient=True)
     lines = lines if lines else StepLines(ANY_SCRIPT)
     for path in _likely_logs(attempt):
         try:

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import file_names
-from .attempt import Attempt, object_or_problem
-from .files import object_in, read_object, read_run_id
+from .attempt import Attempt, read_or_note
+from .attempt_files import NextStep, Status
+from .files import read_run_id
 from .goodput import goodput_of
 from .reached_steps import run_step
-from .values import byte_count, is_attempt, is_fallback, is_for_fewer_nodes, number, time_or_none, whole_number
+from .run_file import ProgressRules, RunFile, read_run_file
+from .schema import read_as
+from .submission_files import SbatchRefusal, SubmissionFile
+from .values import byte_count, is_attempt, is_fallback, is_for_fewer_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,16 +44,16 @@ class RunFiles:
     """
 
     directory: Path
-    run: Record
+    run: RunFile
     run_id: str | None
-    submission: Record | None
-    status: Record | None
+    submission: SubmissionFile | None
+    status: Status | None
     attempts: tuple[Attempt, ...]
     problems: tuple[str, ...] = ()
-    fallbacks: Mapping[str, Record] = field(default_factory=dict)
-    refused: Record | None = None
+    fallbacks: Mapping[str, RunFile] = field(default_factory=dict)
+    refused: SbatchRefusal | None = None
 
-    def run_of(self, name: str) -> Record | None:
+    def run_of(self, name: str) -> RunFile | None:
         """Return the run.json of the layout that an attempt ran: what it is to be compared with. None where that cannot
         be read. An attempt that is not known ran the planned layout."""
         layout = next((attempt.layout_named for attempt in self.attempts if attempt.name == name), "")
@@ -64,24 +68,24 @@ def read_run(directory: Path) -> RunFiles:
     run = _description(directory)
     problems: list[str] = []
     attempts = _attempts(directory, problems)
-    submission = object_or_problem(directory / file_names.SUBMISSION, problems)
+    submission = read_or_note(SubmissionFile, directory / file_names.SUBMISSION, problems)
     return RunFiles(
         directory=directory,
         run=run,
         run_id=read_run_id(directory),
         submission=submission,
-        refused=object_or_problem(directory / file_names.REFUSED, problems) if submission is None else None,
-        status=object_or_problem(directory / file_names.STATUS, problems),
+        refused=read_or_note(SbatchRefusal, directory / file_names.REFUSED, problems) if submission is None else None,
+        status=read_or_note(Status, directory / file_names.STATUS, problems),
         attempts=attempts,
         fallbacks=_fallbacks(directory, attempts, problems),
         problems=tuple(problems),
     )
 
 
-def _description(directory: Path) -> Record:
+def _description(directory: Path) -> RunFile:
     path = directory / file_names.RUN
     try:
-        run = object_in(path)
+        run = read_as(RunFile, path)
     except FileNotFoundError:
         raise RunDirectoryError(f"{directory}: holds no {file_names.RUN}, so it is no run directory") from None
     except (OSError, ValueError) as error:
@@ -107,16 +111,16 @@ def _attempts(directory: Path, problems: list[str]) -> tuple[Attempt, ...]:
     return tuple(ordered)
 
 
-def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[str]) -> dict[str, Record]:
+def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[str]) -> dict[str, RunFile]:
     """Descriptions of the other layouts that were run. A name that is none of ours is a problem, never a path."""
-    descriptions: dict[str, Record] = {}
+    descriptions: dict[str, RunFile] = {}
     for layout in sorted({attempt.layout_named for attempt in attempts if attempt.layout_named}):
         if not is_fallback(layout) and not is_for_fewer_nodes(layout):
             problems.append(
                 f"{directory}: an attempt names the layout {layout!r}, which is no fallback/NUMBER or nodes/NUMBER"
             )
             continue
-        description = object_or_problem(directory / layout / file_names.RUN, problems)
+        description = read_or_note(RunFile, directory / layout / file_names.RUN, problems)
         if description is not None:
             descriptions[layout] = description
     return descriptions
@@ -128,7 +132,7 @@ def begun_attempts(run_directory: Path) -> list[Attempt]:
     attempts = [Attempt(run_directory, path.name) for path in folders if is_attempt(path.name)]
     return sorted(
         (attempt for attempt in attempts if attempt.began),
-        key=lambda attempt: time_or_none(attempt.began.get("started_at")) or 0.0,
+        key=lambda attempt: attempt.began.get("started_at") or 0.0,
     )
 
 
@@ -138,9 +142,9 @@ def next_layout(attempts: Sequence[Attempt]) -> str:
     on_all = [attempt for attempt in attempts if not is_for_fewer_nodes(attempt.layout)]
     if not on_all:
         return ""
-    after = on_all[-1].status.get("next")
-    layout = after.get("layout") if isinstance(after, dict) and after.get("action") == "fallback" else None
-    return str(layout) if is_fallback(layout) else on_all[-1].layout
+    after = on_all[-1].status.get("next") or NextStep()
+    layout = after.get("layout", "") if after.get("action") == "fallback" else ""
+    return layout if is_fallback(layout) else on_all[-1].layout
 
 
 @dataclass(frozen=True)
@@ -170,21 +174,19 @@ def run_history(run_directory: Path) -> RunHistory:
     folders = (run_directory / file_names.ATTEMPTS).glob("*")
     ordered = sorted((path.name for path in folders if is_attempt(path.name)), key=attempt_order)
     attempts = [Attempt(run_directory, name) for name in ordered]
-    planned = [whole_number(attempt.progress.get("steps")) for attempt in attempts]
-    run = read_object(run_directory / file_names.RUN) or {}
+    planned = [attempt.progress.get("steps") for attempt in attempts]
+    run = read_run_file(run_directory)
     if all(steps is None for steps in planned):
-        progress = run.get("progress")
-        planned = [whole_number(progress.get("steps"))] if isinstance(progress, dict) else []
-    verdict, measurement = run.get("verdict"), run.get("measurement")
+        planned = [(run.get("progress") or ProgressRules()).get("steps")]
     return RunHistory(
         attempts=tuple(ordered),
         layouts=tuple(attempt.layout for attempt in attempts),
         step=run_step(attempts),
         steps=next((steps for steps in reversed(planned) if steps is not None), None),
-        verdict=verdict if isinstance(verdict, str) else None,
-        stated_risk=number(run.get("stated_risk")),
+        verdict=run.get("verdict"),
+        stated_risk=run.get("stated_risk"),
         goodput=goodput_of(attempts),
-        memory_bytes=byte_count(measurement.get("gpu_memory_bytes")) if isinstance(measurement, dict) else None,
+        memory_bytes=byte_count(run.get("measurement", {}).get("gpu_memory_bytes")),
     )
 
 

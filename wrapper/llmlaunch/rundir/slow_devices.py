@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .values import is_host, number, objects_in, printable, shortened, time_or_none, whole_number
+from .attempt_files import SlowEntry
+from .schema import sound_list
+from .values import printable, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,9 +29,11 @@ class SlowDevice(NamedTuple):
     since: float  # unix seconds
     signs: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> SlowEntry:
         return {
-            **self._asdict(),
+            "node": self.node,
+            "device": self.device,
+            "uuid": self.uuid,
             "factor": round(self.factor, 2),
             "since": math.floor(self.since),
             "signs": list(self.signs),
@@ -48,17 +52,11 @@ class SlowDevice(NamedTuple):
 
 def slow_devices(record: Mapping[str, Any]) -> list[SlowDevice]:
     """Return the slow devices that a progress.json or status.json names."""
-    entries = [_slow_device(entry) for entry in objects_in(record.get("slow"))[:_MOST_ENTRIES]]
-    return [entry for entry in entries if entry is not None]
+    return [_slow_device(entry) for entry in sound_list(SlowEntry, record.get("slow"))[:_MOST_ENTRIES]]
 
 
-def _slow_device(entry: Mapping[str, Any]) -> SlowDevice | None:
-    node, device = entry.get("node"), whole_number(entry.get("device"))
-    factor, since, uuid = number(entry.get("factor")), time_or_none(entry.get("since")), entry.get("uuid")
-    if not is_host(node) or device is None or factor is None or since is None:
-        return None
-    written = entry.get("signs")
-    signs = [sign for sign in written if isinstance(sign, str)] if isinstance(written, list) else []
-    shown = tuple(shortened(" ".join(printable(sign).split()), _LONGEST_SIGN) for sign in signs[:_MOST_SIGNS])
-    name = uuid if isinstance(uuid, str) else None
-    return SlowDevice(str(node), device, name, min(factor, 999.0), since, shown)
+def _slow_device(entry: SlowEntry) -> SlowDevice:
+    signs = entry.get("signs", [])[:_MOST_SIGNS]
+    shown = tuple(shortened(" ".join(printable(sign).split()), _LONGEST_SIGN) for sign in signs)
+    factor = min(entry["factor"], 999.0)
+    return SlowDevice(entry["node"], entry["device"], entry.get("uuid"), factor, entry["since"], shown)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from . import file_names
 from .files import read_object
 from .regular_files import MOST_BYTES, open_regular
+from .schema import Bytes, Count, Step, Time, exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,72 +25,117 @@ if TYPE_CHECKING:
 SCHEMA = 1
 RECORDS = (".json", ".jsonl")
 """Suffixes of the files of ranks and probes: one for each rank, as earlier versions wrote them, or for each node."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RankSummary:
-    """What one global rank used. `peak_bytes` is the peak of the run's own kind: the process's memory on its device, or
-    its resident memory on a CPU; `peak_source` is how that was seen. Peaks are of the whole attempt."""
+    """What one global rank used, over the attempt. Keys that nobody saw are left out."""
 
-    rank: int
-    pipeline_rank: int | None = None
+    rank: Count
+    """global rank"""
+    pipeline_rank: Count | None = None
+    """its stage"""
     node: str | None = None
-    local_rank: int | None = None
-    pid: int | None = None  # of the trainer
-    started_at: float | None = None  # unix seconds
-    gpu_uuid: str | None = None  # of a MIG slice where it has one
+    """where it ran"""
+    local_rank: Count | None = None
+    """its number on the node"""
+    pid: Count | None = None
+    """process id of the trainer"""
+    started_at: Time | None = None
+    """when it was started"""
+    gpu_uuid: str | None = None
+    """of a MIG slice if it has one"""
     gpu_name: str | None = None
-    peak_bytes: int | None = None
+    """such as `NVIDIA H100 80GB HBM3`"""
+    peak_bytes: Bytes | None = None
+    """peak of the run's kind: the process's memory on its device, or its resident memory on a CPU"""
     peak_source: str | None = None
-    device_total_bytes: int | None = None
-    device_peak_bytes: int | None = None  # of all processes
-    baseline_bytes: int | None = None  # what the device held before the trainer
-    process_peak_bytes: int | None = None  # largest sample of the driver's process list
-    accounting_peak_bytes: int | None = None  # the driver's own maximum
-    allocated_peak_bytes: int | None = None  # of torch's caching allocator, as are the next two
-    active_peak_bytes: int | None = None
-    reserved_peak_bytes: int | None = None
-    alloc_retries: int | None = None  # the allocator gave its cache back to go on
-    ooms: int | None = None
-    outside_torch_bytes: int | None = None  # context, NCCL, workspaces: the process's memory less what is reserved
-    resident_peak_bytes: int | None = None  # main memory
-    utilization_percent: float | None = None  # mean over the attempt
-    power_watts: float | None = None  # mean over the attempt
+    """how that was seen"""
+    device_total_bytes: Bytes | None = None
+    """memory of its device"""
+    device_peak_bytes: Bytes | None = None
+    """of all processes"""
+    baseline_bytes: Bytes | None = None
+    """what the device held before the trainer"""
+    process_peak_bytes: Bytes | None = None
+    """largest sample of the driver's process list"""
+    accounting_peak_bytes: Bytes | None = None
+    """the driver's own maximum"""
+    allocated_peak_bytes: Bytes | None = None
+    """of torch's caching allocator, as are the next two"""
+    active_peak_bytes: Bytes | None = None
+    """blocks that are allocated or not yet free again"""
+    reserved_peak_bytes: Bytes | None = None
+    """what it held of the device"""
+    alloc_retries: Count | None = None
+    """how often the allocator gave its cache back to go on"""
+    ooms: Count | None = None
+    """how often it ran out of memory"""
+    outside_torch_bytes: Bytes | None = None
+    """context, NCCL, workspaces: the process's memory less what is reserved"""
+    resident_peak_bytes: Bytes | None = None
+    """main memory"""
+    utilization_percent: float | None = None
+    """mean over the attempt"""
+    power_watts: float | None = None
+    """mean over the attempt"""
     power_peak_watts: float | None = None
+    """highest sample"""
     sources: dict[str, str] = field(default_factory=dict)
+    """where each number is from, by its key"""
 
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """What one node's monitor saw of the node itself: `gpus` is how many, MIG slices counted one by one. `ended` is
-    false where the monitor was lost. `host_peak_bytes` is main memory, of everything that ran there."""
+    """What one node's monitor saw of the node itself. Keys that nobody saw are left out."""
 
     node: str
+    """its name"""
     ended: bool = False
-    gpus: int = 0
-    host_peak_bytes: int | None = None
+    """false if its monitor was lost"""
+    gpus: Count = 0
+    """how many it saw, MIG slices counted one by one"""
+    host_peak_bytes: Bytes | None = None
+    """main memory, of everything that ran there"""
     host_peak_source: str | None = None
-    host_total_bytes: int | None = None
-    cgroup_peak_bytes: int | None = None  # what the job was charged with, its file cache included
-    cgroup_limit_bytes: int | None = None
+    """how that was seen"""
+    host_total_bytes: Bytes | None = None
+    """its main memory"""
+    cgroup_peak_bytes: Bytes | None = None
+    """what the job was charged with, its file cache included"""
+    cgroup_limit_bytes: Bytes | None = None
+    """the most that it may be charged with"""
     remarks: tuple[str, ...] = ()
+    """what it could not see"""
 
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """`files` are the sizes, by path in the run directory, of what was read: where one has grown since, there is more
-    to know. `damaged` are the numbers of lines of them that could not be read."""
+    """The account of one attempt, from rank records, probes, monitors and progress."""
 
     attempt: str
+    """its name"""
     ranks: tuple[RankSummary, ...] = ()
+    """one for each that left anything"""
     nodes: tuple[NodeSummary, ...] = ()
-    step: int | None = None  # the last logged
-    steps_run: int | None = None  # by this attempt: NCCL and the allocator grow during the first
-    step_seconds: float | None = None  # median
+    """one for each that a monitor saw"""
+    step: Step | None = None
+    """the last that was logged"""
+    steps_run: Step | None = None
+    """made by this attempt: NCCL and the allocator grow during the first"""
+    step_seconds: float | None = None
+    """median"""
     tokens_per_second: float | None = None
+    """of the job"""
     files: dict[str, int] = field(default_factory=dict)
+    """size of each file that it was made from, by path in the run directory. It is complete while all of them have
+    their size and no other exists; of a monitor's file that has grown, only lines of this attempt are news. What a node
+    kept in its spool is in none of these"""
     damaged: dict[str, int] = field(default_factory=dict)
+    """lines that could not be read, by file. A line that names another attempt is not counted, and a file that is
+    replaced as a whole counts as one line. Of a monitor's file of more than 1 MiB, beats that another beat follows are
+    not parsed: the next says the same and more. A rank record that is torn or gone is taken from its copy in
+    `status.json`"""
 
     def as_json(self) -> dict[str, Any]:
         """What nobody saw is left out of ranks and nodes: a job of a thousand ranks has one summary."""
@@ -108,47 +154,17 @@ class AttemptSummary:
 
 
 def summary_of_json(value: Any) -> AttemptSummary | None:
-    """The summary in a JSON value; None where it is none, or of another schema."""
-    if not isinstance(value, dict) or value.get("schema") != SCHEMA or not isinstance(value.get("attempt"), str):
+    """The summary in a JSON value; None where it is none, of another schema, or has a value of another type."""
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         return None
     try:
-        ranks = tuple(_of_fields(RankSummary, entry) for entry in value.get("ranks", ()))
-        nodes = tuple(
-            _of_fields(NodeSummary, {**entry, "remarks": tuple(entry.get("remarks", ()))})
-            for entry in value.get("nodes", ())
-        )
-        return _of_fields(AttemptSummary, {**value, "ranks": ranks, "nodes": nodes})
-    except (TypeError, AttributeError):
+        account = exact(AttemptSummary, {**value, "ranks": [], "nodes": []})
+        ranks = [RankSummary(**exact(RankSummary, entry)) for entry in value.get("ranks", ())]
+        nodes = [exact(NodeSummary, entry) for entry in value.get("nodes", ())]
+        of_nodes = [NodeSummary(**{**node, "remarks": tuple(node.get("remarks", ()))}) for node in nodes]
+        return AttemptSummary(**{**account, "ranks": tuple(ranks), "nodes": tuple(of_nodes)})
+    except TypeError:  # also for a key that is missing
         return None
-
-
-def _types_of(written: str) -> frozenset[type]:
-    """The exact types that a field of this annotation may hold."""
-    kind, _, optional = written.partition(" | ")
-    scalars: dict[str, set[type]] = {"float": {int, float}, "int": {int}, "bool": {bool}, "str": {str}}
-    types = scalars.get(kind, {tuple} if kind.startswith("tuple") else {dict})
-    return frozenset(types | ({type(None)} if optional == "None" else set()))
-
-
-# worked out once: they are asked for every rank of every run that is collected
-_TYPES: dict[type, dict[str, frozenset[type]]] = {
-    kind: {field.name: _types_of(str(field.type)) for field in fields(kind)}
-    for kind in (AttemptSummary, NodeSummary, RankSummary)
-}
-_ITEM_TYPES: dict[str, type] = {"remarks": str, "sources": str, "files": int, "damaged": int}
-
-
-def _of_fields(kind: type[T], value: dict[str, Any]) -> T:
-    """Keys of a newer program are left aside. Raises TypeError where a value is not of its field's type."""
-    types = _TYPES[kind]
-    arguments = {name: item for name, item in value.items() if name in types}
-    wrong = [name for name, item in arguments.items() if type(item) not in types[name]]
-    for name in _ITEM_TYPES.keys() & arguments.keys():
-        items = arguments[name].values() if isinstance(arguments[name], dict) else arguments[name]
-        wrong += [name for item in items if type(item) is not _ITEM_TYPES[name]]
-    if wrong:
-        raise TypeError(f"{', '.join(wrong)}: of another type")
-    return kind(**arguments)
 
 
 def whole_summary(run_directory: Path, attempt: str) -> AttemptSummary | None:

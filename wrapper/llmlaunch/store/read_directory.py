@@ -250,7 +250,7 @@ def read_directory(
     row = _row(directory, files, outcomes, state)
     row["no_peak_reason"] = last_none
     if refused and files.refused is not None:
-        row.update(why=str(files.refused.get("words") or ""), launcher="slurm")
+        row.update(why=files.refused.get("words", ""), launcher="slurm")
     _add_cause(row, outcomes, causes)
     if not is_rehearsal(files.run):
         row |= stop_columns(files.run, outcomes, summaries, causes)
@@ -326,7 +326,9 @@ def _row(directory: Path, files: RunFiles, outcomes: Sequence[AttemptOutcome], s
     newest = outcomes[-1] if outcomes else None
     launcher, job_id, cluster = launched_by(files, list(outcomes))
     # sbatch names the cluster only where there are several; the job knows it anyway
-    cluster = cluster or next((attempt.cluster for attempt in reversed(files.attempts) if attempt.cluster), None)
+    cluster = cluster or next(
+        filter(None, (attempt.began.get("cluster") for attempt in reversed(files.attempts))), None
+    )
     run = (files.run_of(newest.name) if newest else None) or files.run
     row: dict[str, Any] = {
         "directory": str(directory),

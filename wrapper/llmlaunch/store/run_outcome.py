@@ -12,10 +12,11 @@ from typing import Any
 from llmlaunch.causes.attempt_cause import cause_of, causes_of_nodes
 from llmlaunch.causes.suspects import ENOUGH_SIGNS, signs_against
 from llmlaunch.rundir.attempt import Attempt, with_copies
+from llmlaunch.rundir.attempt_files import RankRecord, Status
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.run import RunFiles
+from llmlaunch.rundir.submission_files import SubmissionFile
 from llmlaunch.rundir.values import time_or_none
-from llmlaunch.store.runs import unix_seconds
 from llmlaunch.store.sick_nodes import Failure
 
 Record = Mapping[str, Any]
@@ -37,7 +38,7 @@ class AttemptOutcome:
     says comes after it: "end", or how the job goes on."""
 
     name: str
-    ranks: tuple[Record, ...]
+    ranks: tuple[RankRecord, ...]
     state: str
     over: bool
     why: str | None = None
@@ -47,7 +48,7 @@ class AttemptOutcome:
 
     @property
     def started_at(self) -> float | None:
-        times = [t for t in (time_or_none(rank.get("started_at")) for rank in self.ranks) if t is not None]
+        times = [time for rank in self.ranks if (time := rank.get("started_at")) is not None]
         return min(times, default=None)
 
 
@@ -81,23 +82,23 @@ def attempt_outcomes(files: RunFiles, word: LauncherWord | None) -> list[Attempt
     return outcomes
 
 
-def _verdict(files: RunFiles, name: str, own: Record | None) -> Record | None:
+def _verdict(files: RunFiles, name: str, own: Status | None) -> Status | None:
     """The attempt's own status.json, else the run's where that is of this attempt."""
-    return own if own is not None or (files.status or {}).get("attempt") != name else files.status
+    return own if own is not None or (files.status or Status()).get("attempt") != name else files.status
 
 
 def _without_folder(files: RunFiles) -> str | None:
     """The attempt that the run's status.json names, where that left no folder."""
-    newest = (files.status or {}).get("attempt")
-    return newest if isinstance(newest, str) and newest not in {attempt.name for attempt in files.attempts} else None
+    newest = (files.status or Status()).get("attempt")
+    return newest if newest not in {"", *(attempt.name for attempt in files.attempts)} else None
 
 
-def run_state(outcomes: list[AttemptOutcome], submission: Record | None, word: LauncherWord | None) -> str:
+def run_state(outcomes: list[AttemptOutcome], submission: SubmissionFile | None, word: LauncherWord | None) -> str:
     """The state of the run: its newest attempt's, unless the job goes on after it or was submitted again since."""
     if not outcomes:
         return word.state if word else "submitted"
     newest = outcomes[-1]
-    again = unix_seconds((submission or {}).get("submitted_at"))
+    again = None if submission is None else submission.get("submitted_at")
     if newest.ended_at is not None and again is not None and again > newest.ended_at:
         return word.state if word and word.said_at >= again else "submitted"
     if newest.over and newest.next in GOES_ON:
@@ -108,41 +109,32 @@ def run_state(outcomes: list[AttemptOutcome], submission: Record | None, word: L
 def launched_by(files: RunFiles, outcomes: list[AttemptOutcome]) -> tuple[str | None, str | None, str | None]:
     """Launcher, job id and cluster: from submission.json, else from the attempt's name (a bare `sbatch`)."""
     if files.submission is not None:
-        job = files.submission.get("job_id")
-        return (
-            _text(files.submission.get("launcher")),
-            None if job is None else str(job),
-            _text(files.submission.get("cluster")),
-        )
+        submission = files.submission
+        return submission.get("launcher"), submission.get("job_id"), submission.get("cluster")
     if not outcomes:
         return None, None, None
     job_id = outcomes[-1].name.rpartition(".")[0] or outcomes[-1].name
     return "local" if job_id.startswith("local-") else "slurm", job_id, None
 
 
-def _judged(name: str, ranks: tuple[Record, ...], status: Record) -> AttemptOutcome:
-    verdict = status.get("state")
-    state = str(verdict) if verdict in ("succeeded", "stopped") else "failed"
-    code, after = status.get("exit_code"), status.get("next")
+def _judged(name: str, ranks: tuple[RankRecord, ...], status: Status) -> AttemptOutcome:
+    verdict, code = status.get("state", ""), status.get("exit_code")
+    state = verdict if verdict in ("succeeded", "stopped") else "failed"
     return AttemptOutcome(
         name,
         ranks,
         state,
         over=True,
-        why=None if state == "succeeded" else _text(status.get("why")),
-        ended_at=time_or_none(status.get("ended_at")),
-        exit_code=code if type(code) is int and abs(code) < 2**31 else None,
-        next=str(after.get("action")) if isinstance(after, dict) else "end",
+        why=None if state == "succeeded" else status.get("why") or None,
+        ended_at=status.get("ended_at"),
+        exit_code=code if code is not None and abs(code) < 2**31 else None,
+        next=(status.get("next") or {}).get("action") or "end",
     )
 
 
-def _guessed(ranks: tuple[Record, ...], done: Sequence[str], run: Record) -> str:
+def _guessed(ranks: tuple[RankRecord, ...], done: Sequence[str], run: Record) -> str:
     well = all(rank.get("exit_code") == 0 and rank.get("signal") is None for rank in ranks)
     return "succeeded" if ranks and well and len(done) == run.get("nodes") else "failed"
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 @dataclass(frozen=True)
@@ -160,13 +152,12 @@ def attempt_causes(directory: Path, attempt: AttemptOutcome, reason: str) -> Att
     files = Attempt(directory, attempt.name)
     if attempt.state in ("succeeded", "stopped", "running"):
         return AttemptCauses(attempt.name, None, tuple(_found_by_preflight(files)))
-    ranks = [dict(rank) for rank in attempt.ranks]
-    own = (files.verdict or {}).get("cause")
+    own = None if files.verdict is None else files.verdict.get("cause")
     try:
-        first = own if isinstance(own, dict) else cause_of(files, ranks, attempt.exit_code or 1, reason)
-        return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(files, ranks)))
+        first = own or cause_of(files, attempt.ranks, attempt.exit_code or 1, reason)
+        return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(files, attempt.ranks)))
     except Exception:  # a file that nobody foresaw; the run itself is shown and stored all the same
-        return AttemptCauses(attempt.name, own if isinstance(own, dict) else None, ())
+        return AttemptCauses(attempt.name, own, ())
 
 
 def failures_of(directory: Path, run_id: str, cluster: str | None, causes: Sequence[AttemptCauses]) -> list[Failure]:
@@ -182,7 +173,7 @@ def failures_of(directory: Path, run_id: str, cluster: str | None, causes: Seque
                 signs.setdefault(node, {})[str(cause.get("kind"))] = count
         failures += [
             Failure(
-                cluster=attempt.cluster or cluster or "",
+                cluster=attempt.began.get("cluster") or cluster or "",
                 node=node,
                 run_id=run_id,
                 attempt=of_attempt.attempt,

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmlaunch.calibration.records import Record
 from llmlaunch.rundir.peak_account import pipeline_rank_of
+from llmlaunch.rundir.run_file import RunFile
 from llmlaunch.rundir.summary import AttemptSummary, NodeSummary, RankSummary
 from llmlaunch.rundir.values import byte_count, time_or_none
 
@@ -27,7 +28,7 @@ class AttemptRecords:
     why_none: str | None
 
 
-def records_of(run: Record, run_id: str, summary: AttemptSummary, state: str) -> AttemptRecords:
+def records_of(run: RunFile, run_id: str, summary: AttemptSummary, state: str) -> AttemptRecords:
     """Return one record for each global rank whose peak of the run's own kind is known, two for each pipeline rank of
     what torch's allocator held, and one for each node of its main memory.
 
@@ -45,7 +46,7 @@ def records_of(run: Record, run_id: str, summary: AttemptSummary, state: str) ->
     return AttemptRecords((*ranks, *stages, *hosts), None if ranks else _why_none(run, summary))
 
 
-def _common(run: Record, run_id: str, attempt: str, state: str) -> dict[str, Any]:
+def _common(run: RunFile, run_id: str, attempt: str, state: str) -> dict[str, Any]:
     """Return what all records of an attempt have: the template of run.json, and which run it was."""
     template = run.get("measurement")
     record: dict[str, Any] = dict(template) if isinstance(template, Mapping) else {}
@@ -61,7 +62,7 @@ def _identity(common: Record, name: str, kind: str, pipeline_rank: int | None = 
     }
 
 
-def _rank_record(run: Record, common: Record, summary: AttemptSummary, rank: RankSummary) -> dict[str, Any]:
+def _rank_record(run: RunFile, common: Record, summary: AttemptSummary, rank: RankSummary) -> dict[str, Any]:
     return {
         **_of_one_rank(common, rank, str(run.get("peak_kind")), f"rank{rank.rank}"),
         "peak_bytes": rank.peak_bytes,
@@ -93,7 +94,7 @@ def _observed(summary: AttemptSummary, rank: RankSummary) -> dict[str, Any]:
     return {**of_rank, **{name: value for name, value in of_run.items() if value is not None}}
 
 
-def _stage_records(run: Record, common: Record, summary: AttemptSummary) -> list[dict[str, Any]]:
+def _stage_records(run: RunFile, common: Record, summary: AttemptSummary) -> list[dict[str, Any]]:
     """Return for each pipeline rank what torch's allocator held at most, by either of its counters."""
     by_stage: dict[int, list[RankSummary]] = {}
     for rank in summary.ranks:
@@ -105,7 +106,7 @@ def _stage_records(run: Record, common: Record, summary: AttemptSummary) -> list
 
 
 def _stage_record(
-    run: Record, common: Record, summary: AttemptSummary, kind: str, ranks: Iterable[RankSummary]
+    run: RunFile, common: Record, summary: AttemptSummary, kind: str, ranks: Iterable[RankSummary]
 ) -> dict[str, Any] | None:
     """Return the worst global rank's record, None if the peak of no rank is known."""
     statistic, name = ALLOCATOR[kind]
@@ -130,7 +131,7 @@ def _stage_record(
     }
 
 
-def _host_record(run: Record, common: Record, node: NodeSummary) -> dict[str, Any]:
+def _host_record(run: RunFile, common: Record, node: NodeSummary) -> dict[str, Any]:
     record = {
         **common,
         **_identity(common, node.node, "host"),
@@ -146,7 +147,7 @@ def _host_record(run: Record, common: Record, node: NodeSummary) -> dict[str, An
     return record
 
 
-def _predicted_of_kind(run: Record, kind: str) -> Any:
+def _predicted_of_kind(run: RunFile, kind: str) -> Any:
     """Return what run.json predicts of another kind than its own. Older run directories do not have it."""
     predictions = run.get("predicted_by_kind")
     return predictions.get(kind) if isinstance(predictions, Mapping) else None
@@ -158,7 +159,7 @@ def _at_stage(predicted: Any, pipeline_rank: int | None) -> int | None:
     return byte_count(predicted[pipeline_rank])
 
 
-def _why_none(run: Record, summary: AttemptSummary) -> str:
+def _why_none(run: RunFile, summary: AttemptSummary) -> str:
     attempt, nodes = summary.attempt, summary.nodes
     if not summary.ranks and not nodes:
         return f"attempt {attempt} started no trainer and no monitor"
@@ -177,7 +178,7 @@ def _why_none(run: Record, summary: AttemptSummary) -> str:
 
 
 def oom_records(
-    run: Record,
+    run: RunFile,
     run_id: str,
     attempt: str,
     ranks: Sequence[Record],
@@ -211,7 +212,7 @@ def _deaths(cause: Record) -> list[Record]:
 
 
 def _oom_record(
-    run: Record, common: Record, ranks: Sequence[Record], cause: Record, death: Record, measured: Sequence[Record]
+    run: RunFile, common: Record, ranks: Sequence[Record], cause: Record, death: Record, measured: Sequence[Record]
 ) -> dict[str, Any]:
     rank = death.get("rank") if type(death.get("rank")) is int else None
     stage = None if rank is None else pipeline_rank_of(run, rank)

@@ -23,8 +23,8 @@ from llmlaunch.causes.redaction import masked, secret_values
 from llmlaunch.documents.likely_meaning import nearest
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rundir import file_names
-from llmlaunch.rundir.files import read_object, read_run_id
+from llmlaunch.rundir.files import read_run_id
+from llmlaunch.rundir.run_file import read_run_file
 from llmlaunch.rundir.values import byte_count, time_or_none
 from llmlaunch.store.database import Store, batches
 from llmlaunch.store.location import LAST
@@ -75,7 +75,7 @@ def record_submission(
     run_id = read_run_id(directory)
     if run_id is None:
         raise UserError(f"{directory}: holds no run.id, so this run has no name in the store; submit it again")
-    run = read_object(directory / file_names.RUN) or {}
+    run = read_run_file(directory)
     secrets = tuple(secret_values(os.environ, recipe.secrets))
     text, overrides = stored(recipe.text, secrets), [stored(word, secrets) for word in recipe.overrides]
     plan = stored(json.dumps(plan_json, sort_keys=True), secrets)

@@ -201,7 +201,7 @@ class EventReader:
         if attempt.stop_signals and not attempt.has_failed_node and self._first("told", attempt.name):
             yield Event(attempt_stopping(number, list(attempt.stop_signals.values())))
         hung = attempt.progress.get("hung")
-        if isinstance(hung, dict) and self._first("hung", attempt.name):
+        if hung is not None and self._first("hung", attempt.name):
             yield Event(attempt_hangs(number, hung))
         loss = attempt_loss(number, attempt.progress)
         if loss and self._first(loss, attempt.name):
@@ -209,8 +209,7 @@ class EventReader:
         for device in slow_devices(attempt.progress):
             if self._first(f"slow {device.name}", attempt.name):
                 yield Event(f"Attempt {number}: {device.sentence()}")
-        following = attempt.status.get("next")
-        goes_on = isinstance(following, dict) and following.get("action") not in (None, "end")
+        goes_on = (attempt.status.get("next") or {}).get("action", "end") != "end"
         if attempt.status and (goes_on or not newest) and self._first("over", attempt.name):
             yield Event(attempt_ended(number, attempt.status))
         elif not newest and self._first("over", attempt.name):

@@ -17,11 +17,10 @@ from llmlaunch.launchers.logs import JobLogs
 from llmlaunch.launchers.run_files import latest_attempt, run_name
 from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.report.run_text import bad_loss_text
-from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
-from llmlaunch.rundir.files import read_object
+from llmlaunch.rundir.run_file import ProgressRules, read_run_file
 from llmlaunch.rundir.step_lines import Step, StepLines
-from llmlaunch.rundir.values import count_above_zero, number, whole_number
+from llmlaunch.rundir.values import count_above_zero, whole_number
 from llmlaunch.watch.gauges import MemoryReader
 from llmlaunch.watch.model import WatchedRun
 
@@ -72,9 +71,8 @@ class RunFacts:
 
 def run_facts(run_dir: Path, layout: str) -> RunFacts:
     """Return the facts of the layout an attempt runs: "" or "." is the planned one, else `fallback/K`."""
-    run = read_object(run_dir / layout / file_names.RUN) or {}
-    progress = run["progress"] if isinstance(run.get("progress"), Mapping) else {}
-    record = run.get("measurement") if isinstance(run.get("measurement"), Mapping) else {}
+    run = read_run_file(run_dir, layout)
+    progress, record = run.get("progress") or ProgressRules(), run.get("measurement", {})
     step_lines = StepLines(progress.get("step_patterns"), progress.get("slow_patterns"), lenient=True)
     readable = "progress" not in run or bool(step_lines)
     if not step_lines:
@@ -83,14 +81,13 @@ def run_facts(run_dir: Path, layout: str) -> RunFacts:
     return RunFacts(
         step_lines=step_lines,
         readable=readable,
-        promised=progress.get("promised") is not False,
-        steps=count_above_zero(progress.get("steps")),
-        tokens_per_step=count_above_zero(progress.get("tokens_per_step"))
-        or _product(record, "global_batch_size", "sequence_length"),
+        promised=progress.get("promised", True),
+        steps=progress.get("steps") or None,
+        tokens_per_step=progress.get("tokens_per_step") or _product(record, "global_batch_size", "sequence_length"),
         devices=_product(record, "world_size"),
-        peak_kind=str(run.get("peak_kind") or "device"),
-        has_fabric=(count_above_zero(run.get("nodes")) or 1) > 1
-        and (number(run.get("fabric_gigabytes_per_second")) or 0.0) >= LEAST_FABRIC_GIGABYTES_PER_SECOND,
+        peak_kind=run.get("peak_kind") or "device",
+        has_fabric=(run.get("nodes") or 1) > 1
+        and (run.get("fabric_gigabytes_per_second") or 0.0) >= LEAST_FABRIC_GIGABYTES_PER_SECOND,
     )
 
 
