@@ -86,6 +86,7 @@ docs-tables: install  ## tables made from the code: keys in docs/recipe-keys.md,
 	PYTHONPATH=tests $(RUN) -m support.interface_tables
 	PYTHONPATH=tests $(RUN) -m support.cause_table
 	PYTHONPATH=tests $(RUN) -m support.coverage_table
+	PYTHONPATH=tests $(RUN) -m support.run_files_page
 
 coverage-table: install  ## which jobs of NVIDIA's performance page and of MLPerf can be said, priced, rendered: docs/coverage.md
 	PYTHONPATH=tests $(RUN) -m support.coverage_table
