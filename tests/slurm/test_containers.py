@@ -189,7 +189,7 @@ def folders_that_pyxis_left_behind_cost_a_try_and_no_node_is_blamed(person: Pers
     assert "File already exists" in first_attempt["cause"]["line"]
     why = "the container did not start this time"
     assert first_attempt["next"] == {"action": "again", "why": why, "layout": ".", "seconds": 0, "nodes": []}
-    assert training.of_attempt("0", "preflight.json")["bad"] == {}
+    assert training.of_attempt("0", "attempt.json")["preflight"]["bad"] == {}
     assert training.status()["state"] == "succeeded"
 
 
@@ -238,7 +238,7 @@ def a_node_without_room_for_the_image_gives_its_place_to_a_spare_one(person: Per
     training = box.trains(TRAINS, "spare_nodes=1", code=0)
     (full,) = (path.suffix[1:] for path in box.pyxis.glob("refused.*"))
     line = f"importing {REGISTRY_IMAGE}: Write on output file failed because No space left on device"
-    preflight = training.of_attempt("0", "preflight.json")
+    preflight = training.of_attempt("0", "attempt.json")["preflight"]
     assert preflight["bad"] == {full: f"the image could not be imported: {line}"}
     assert len(training.attempts()) == 1
     assert sorted(box.imports()) == sorted(preflight["nodes"])

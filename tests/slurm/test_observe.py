@@ -117,7 +117,7 @@ def test_a_megatron_job_of_ones_own_is_observed_collected_and_shown_by_the_next_
     recipe = (directory / "recipe.yaml").read_text()
     assert "megatron-lm" in recipe
     assert "zero_stage: 1" in recipe
-    observed = json.loads(next(directory.glob("attempts/*/observed.json")).read_text())
+    observed = json.loads(next(directory.glob("attempts/*/attempt.json")).read_text())["observed"]
     assert observed["batch_script"] == (person.home / "job.sbatch").read_text()
     assert "succeeded" in person.llmlaunch("status", directory).stdout
     assert "iteration        4/       4" in person.llmlaunch("logs", directory).stdout

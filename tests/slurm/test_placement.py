@@ -67,7 +67,7 @@ def nodes_by_rank(training: Training) -> list[str]:
 
 
 def decision(training: Training) -> dict[str, Any]:
-    return training.of_attempt("0", "placement.json")
+    return training.of_attempt("0", "attempt.json")["placement"]
 
 
 def ranks_follow_the_order_that_a_measured_matrix_makes_best(person: Person) -> None:
@@ -99,8 +99,8 @@ def placement_that_fails_leaves_slurms_order_and_the_job_succeeds(person: Person
     nodes = person.cluster.nodes[:4]
     assert person.cluster.run(run, f"--nodelist={','.join(nodes)}", "job.sbatch") == "0:0"
     training = Training(person, run, said)
-    (placed,) = run.glob("attempts/*/placement.json")
-    assert json.loads(placed.read_text())["why"].startswith("placing failed")
+    (begun,) = run.glob("attempts/*/attempt.json")
+    assert json.loads(begun.read_text())["placement"]["why"].startswith("placing failed")
     assert nodes_by_rank(training) == nodes
 
 

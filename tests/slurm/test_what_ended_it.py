@@ -249,7 +249,7 @@ def arguments_that_megatron_refuses_end_the_job_and_nothing_starts_it_again(pers
     assert status["next"]["why"] == "a restart would end in bad_arguments again"
     assert len(training.attempts()) == 1
     assert f"llmlaunch explain-args {training.run}" in training.log()
-    assert not (training.run / "prepared").exists()
+    assert "prepared" not in training.of_attempt("0", "attempt.json")
 
 
 def after_preflight(person: Person, nodes: list[str], broken: str, spare: int, code: int) -> Training:
@@ -273,7 +273,7 @@ def a_broken_node_is_named_and_a_spare_one_takes_its_place(person: Person) -> No
     status = training.status()
     assert status["state"] == "succeeded"
     assert {rank["node"]: rank["rank"] for rank in status["ranks"]} == {first: 0, last: 1}
-    chosen = training.of_attempt("0", "preflight.json")
+    chosen = training.of_attempt("0", "attempt.json")["preflight"]
     assert chosen["nodes"] == [first, last]
     assert list(chosen["bad"]) == [broken]
     assert training.of_attempt("0", f"causes/{broken}.json")["sick"]

@@ -33,15 +33,17 @@ def write(path: Path, content: object) -> None:
 def observed(tmp_path: Path) -> Callable[..., Path]:
     """What an observer of one node with eight ranks leaves, each on a GPU of its own."""
 
-    def make(command: str, ranks: int = 8, **gpu: Any) -> Path:
+    def make(command: str, ranks: int = 8, earlier: bool = False, **gpu: Any) -> Path:
         directory = tmp_path / "observed" / "gpt-17"
         folder = directory / "attempts" / "17.0"
         write(directory / "run.json", {"schema": 1, "name": "gpt", "observed": True, "nodes": 1, "peak_kind": "device"})
         write(directory / "run.id", "gpt-20261123T100000Z-abcd\n")
-        write(folder / "attempt.json", {"schema": 1, "attempt": "17.0", "nodes": ["n1"], "started_at": 1.8e9})
+        begun = {"schema": 1, "attempt": "17.0", "nodes": ["n1"], "started_at": 1.8e9}
         environment = {"SLURM_JOB_NAME": "gpt"}
         described = {"command": command.split(), "environment": environment, "files": {}, "folder": str(tmp_path)}
-        write(folder / "observed.json", {"schema": 1, **described})
+        write(folder / "attempt.json", begun if earlier else {**begun, "observed": described})
+        if earlier:  # as the version before wrote it
+            write(folder / "observed.json", {"schema": 1, **described})
         write(folder / "versions.json", {"megatron-core": "0.19.2"})
         gpus = []
         for rank in range(ranks):

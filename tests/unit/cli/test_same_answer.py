@@ -238,7 +238,7 @@ def test_a_run_started_with_bash_is_a_local_run(llmlaunch: CommandLine, tmp_path
 
 def test_a_refused_run_that_was_started_by_hand_is_no_longer_refused(llmlaunch: CommandLine, tmp_path: Path) -> None:
     run = failed_run(tmp_path / "run")
-    run.write("refused.json", {"schema": 1, "at": time.time() - 60, "words": "no such partition"})
+    run.write("ended.json", {"schema": 1, "phase": "refused", "at": time.time() - 60, "reason": "no such partition"})
     assert llmlaunch.json("status", run.path)["phase"] == "failed"
     assert llmlaunch.json("report", run.path)["state"]["phase"] == "failed"
 

@@ -85,7 +85,9 @@ def test_what_an_attempt_or_its_preflight_left_out_stays_out_of_the_allocation(
     tmp_path: Path, follows: str, still: list[str]
 ) -> None:
     earlier = attempt(tmp_path, "a", "b").folder
-    (earlier / "preflight.json").write_text(json.dumps({"bad": {"c": "GPU 3 is slow", "../x": ""}}))
+    begun = json.loads((earlier / "attempt.json").read_text())
+    begun["preflight"] = {"bad": {"c": "GPU 3 is slow", "../x": ""}}
+    (earlier / "attempt.json").write_text(json.dumps(begun))
     verdict = {"attempt": ATTEMPT, "left_out": ["d", 7], "next": {"action": follows}}
     (earlier / "status.json").write_text(json.dumps(verdict))
     job = ATTEMPT.partition(".")[0]

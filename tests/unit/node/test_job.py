@@ -182,8 +182,8 @@ def test_a_told_job_asks_its_trainers_to_save(job: JobRig) -> None:
     process.communicate(timeout=PATIENCE_SECONDS)
     status = json.loads((job.run / "status.json").read_text())
     assert (process.returncode, status["state"]) == (75, "stopped")
-    told = job.run / "attempts" / status["attempt"] / "told"
-    assert [path.read_text() for path in told.iterdir()] == ["USR1\n"]
+    begun = json.loads((job.run / "attempts" / status["attempt"] / "attempt.json").read_text())
+    assert begun["stop_signal"] == "USR1"
 
 
 def test_another_layout_is_tried_in_the_same_job_and_the_attempts_count_on(job: JobRig) -> None:

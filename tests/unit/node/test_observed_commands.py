@@ -287,11 +287,11 @@ def test_the_command_is_kept_as_data_and_without_secrets(cpu_node: NodeRig, tmp_
     (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}}')
     command = ("true", "--deepspeed_config", str(tmp_path / "ds_config.json"), "--api-key", "f00dcafe1234", "a b")
     ended(observe(cpu_node, *command, NCCL_DEBUG="INFO", HF_TOKEN="hunter2hunter2"))
-    kept = read(attempt(cpu_node) / "observed.json")
+    kept = read(attempt(cpu_node) / "attempt.json")["observed"]
     assert kept["command"] == [*command[:4], "***", "a b"]
     assert kept["files"] == {str(tmp_path / "ds_config.json"): '{"zero_optimization": {"stage": 2}}'}
     assert kept["environment"]["NCCL_DEBUG"] == "INFO"
-    assert "hunter2" not in (attempt(cpu_node) / "observed.json").read_text()
+    assert "hunter2" not in (attempt(cpu_node) / "attempt.json").read_text()
 
 
 def test_words_keep_their_places_without_secrets() -> None:

@@ -156,14 +156,18 @@ def chosen(run: Path, wanted: int, **markers: dict[str, Any] | None) -> list[str
     return choose(run, "7.0", NODES, wanted)
 
 
-def record(run: Path, name: str = "preflight.json") -> dict[str, Any]:
+def record(run: Path, name: str = "attempt.json") -> dict[str, Any]:
     return dict(json.loads((run / "attempts" / "7.0" / name).read_text()))
+
+
+def result(run: Path) -> dict[str, Any]:
+    return dict(record(run)["preflight"])
 
 
 def test_the_first_good_nodes_train_and_the_rest_is_spare(tmp_path: Path) -> None:
     assert chosen(tmp_path, 3) == ["n1", "n2", "n3"]
-    assert (record(tmp_path)["spare"], record(tmp_path)["bad"]) == (["n4"], {})
-    assert record(tmp_path, "attempt.json")["nodes"] == ["n1", "n2", "n3"]
+    assert (result(tmp_path)["spare"], result(tmp_path)["bad"]) == (["n4"], {})
+    assert record(tmp_path)["nodes"] == ["n1", "n2", "n3"]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_a_node_whose_container_may_start_next_time_is_not_bad(tmp_path: Path, e
     line = f"slurmstepd-n2: error: pyxis:     [ERROR] {error}"
     log.write_text(f"slurmstepd-n2: error: pyxis: printing enroot log file:\n{line}\n")
     assert chosen(tmp_path, 3, n2=None)
-    assert record(tmp_path)["bad"] == ({"n2": f"its container does not start: {line}"} if bad else {})
+    assert result(tmp_path)["bad"] == ({"n2": f"its container does not start: {line}"} if bad else {})
 
 
 @pytest.mark.parametrize(
@@ -196,7 +200,7 @@ def test_a_node_without_the_containers_image_is_the_last_to_train(
     for node in NODES:
         (logs / f"{node}.log").write_text("imported\n" if node != "n1" else error)
     assert chosen(tmp_path, wanted, n1=None) == nodes
-    assert (record(tmp_path)["spare"], list(record(tmp_path)["bad"])) == (spare, bad)
+    assert (result(tmp_path)["spare"], list(result(tmp_path)["bad"])) == (spare, bad)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +220,7 @@ def test_a_bad_node_is_left_out_and_kept_with_the_reason(
     tmp_path: Path, marker: dict[str, Any] | None, why: str
 ) -> None:
     assert chosen(tmp_path, 3, n2=marker) == ["n1", "n3", "n4"]
-    assert record(tmp_path)["bad"] == {"n2": why}
+    assert result(tmp_path)["bad"] == {"n2": why}
     cause = record(tmp_path, "causes/n2.json")
     assert (cause["kind"], cause["node"], cause["sick"], cause["line"]) == ("preflight", "n2", True, why)
     assert cause["consequence"]  # the training goes on: whatever ends it is another cause
@@ -249,7 +253,7 @@ def test_devices_that_differ_as_healthy_ones_do_are_good(tmp_path: Path) -> None
     healthy: dict[str, Any] = {node: {"matmul_seconds": [0.0019, 0.0022]} for node in NODES}
     healthy["n3"] = {"matmul_seconds": [0.0019, 0.00245]}
     assert chosen(tmp_path, 4, **healthy)
-    assert record(tmp_path)["bad"] == {}
+    assert result(tmp_path)["bad"] == {}
 
 
 def port(gigabits: float, state: str = "4: ACTIVE") -> dict[str, Any]:
@@ -270,14 +274,14 @@ def test_a_network_port_that_is_worse_than_on_other_nodes(tmp_path: Path, ports:
     markers: dict[str, Any] = {n: {"ports": {"mlx5_0/1": port(400), "mlx5_1/1": port(400), **unused}} for n in NODES}
     markers["n2"] = {"ports": {**ports, **unused}}
     assert chosen(tmp_path, 3, **markers) == ["n1", "n3", "n4"]
-    assert why in record(tmp_path)["bad"]["n2"]
-    assert record(tmp_path)["warnings"] == []
+    assert why in result(tmp_path)["bad"]["n2"]
+    assert result(tmp_path)["warnings"] == []
 
 
 def test_of_two_nodes_a_slower_port_is_a_warning(tmp_path: Path) -> None:
     two = {"ports": {"mlx5_0/1": port(400), "mlx5_1/1": port(200)}}
     assert chosen(tmp_path, 2, n1=two, n2=two, n3=None, n4=None) == ["n1", "n2"]
-    assert record(tmp_path)["warnings"] == [
+    assert result(tmp_path)["warnings"] == [
         f"network port mlx5_1/1 of {node} runs at 200 Gb/s; its fastest 400 Gb/s" for node in ("n1", "n2")
     ]
 
@@ -290,8 +294,8 @@ def test_what_one_node_lacks_is_its_fault_and_what_all_lack_is_the_sites(
     markers: dict[str, Any] = {node: {"problems": limit} for node in NODES}
     markers["n4"] = {"problems": {**limit, **mount}}
     assert chosen(tmp_path, 3, **markers) == ["n1", "n2", "n3"]
-    assert record(tmp_path)["bad"] == {"n4": "/data: does not answer within 10 s"}
-    assert record(tmp_path)["warnings"] == [f"every node {limit['locked memory']}"]
+    assert result(tmp_path)["bad"] == {"n4": "/data: does not answer within 10 s"}
+    assert result(tmp_path)["warnings"] == [f"every node {limit['locked memory']}"]
     assert "preflight: warning: every node lets a process lock 64 KiB" in capfd.readouterr().err
 
 
@@ -346,9 +350,10 @@ def test_three_nodes_meet_over_one_connection_each_and_the_one_whose_storage_han
             _, stderr = trial.communicate(timeout=300)
             assert trial.returncode == 0, stderr
         assert relay.count == 2  # of four processes on the two nodes that come from elsewhere
+    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": names})
     assert choose(cpu_node.run_directory, ATTEMPT, names, 2) == ["n1", "n3"]
-    result = json.loads((cpu_node.attempt_directory / "preflight.json").read_text())
-    assert list(result["bad"]) == ["n2"]
-    assert "hangs: does not answer within 10 s" in result["bad"]["n2"]
+    bad = json.loads((cpu_node.attempt_directory / "attempt.json").read_text())["preflight"]["bad"]
+    assert list(bad) == ["n2"]
+    assert "hangs: does not answer within 10 s" in bad["n2"]
     for name in names:
         assert (read_marker(cpu_node.attempt_directory / f"preflight/{name}.jsonl") or {})["stage"] == "reduced"

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_begin import Run
 
-from llmlaunch.node.rollback import BadLoss, _skip, bad_loss_of
+from llmlaunch.node.rollback import BadLoss, _skip, bad_loss_of, skip_argument, skipped_steps
+from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.attempt_files import Cause
 from llmlaunch.rundir.schema import sound
 
@@ -37,8 +38,8 @@ def names(run: Run) -> list[str]:
 
 
 def skipped(run: Run, attempt: str) -> list[int]:
-    path = run.folder / "attempts" / attempt / "skip_steps"
-    return [int(step) for step in path.read_text().split()] if path.exists() else []
+    begun = Attempt(run.folder, attempt)
+    return skipped_steps(skip_argument(begun.skips, begun.from_step))
 
 
 def describe(run: Run, **changes: Any) -> None:

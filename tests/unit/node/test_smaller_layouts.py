@@ -117,6 +117,7 @@ def test_where_too_few_nodes_passed_the_preflight_the_job_script_ends_and_nothin
     cpu_node: NodeRig,
 ) -> None:
     cpu_node.write("run.json", {"schema": 1, **described(1, full=2)})
-    cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": [NODE, "node2"], "started_at": 1.0})
-    cpu_node.write_attempt("preflight.json", {"nodes": [], "bad": {"node2": "GPU 3 is slow"}})
+    tried = {"nodes": [], "bad": {"node2": "GPU 3 is slow"}}
+    begun = {"attempt": ATTEMPT, "nodes": [NODE, "node2"], "started_at": 1.0, "preflight": tried}
+    cpu_node.write_attempt("attempt.json", begun)
     assert cpu_node.finish(2, 3, pool=(NODE, "node2"))[1]["next"]["action"] != "restart"

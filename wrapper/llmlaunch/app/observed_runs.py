@@ -88,7 +88,7 @@ def describe_observed(directory: Path, recipe: Path | None, overrides: Sequence[
         return None
     observed = _observed(directory)
     if observed is None:
-        return f"{directory}: no attempt has left {file_names.OBSERVED}: it is collected without a prediction"
+        return f"{directory}: no attempt has said what command it is: it is collected without a prediction"
     again = f"name one with {to_type('collect', directory, '--recipe')} RECIPE.yaml"
     try:
         reading = None if recipe is not None else _reading(observed)
@@ -143,7 +143,10 @@ def _observed(directory: Path) -> Observed | None:
     """Return what the last attempt that tells of its command has left."""
     for attempt in reversed(begun_attempts(directory)):
         with suppress(OSError, ValueError):
-            return _of_attempt(attempt, read_as(ObservedCommand, attempt.folder / file_names.OBSERVED))
+            described = attempt.began.get("observed")
+            if described is None:
+                described = read_as(ObservedCommand, attempt.folder / file_names.EARLIER_OBSERVED)
+            return _of_attempt(attempt, described)
     return None
 
 

@@ -21,6 +21,7 @@ from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import create, read_object, read_run_id, read_text, replace_json
 from llmlaunch.rundir.run import attempt_order
 from llmlaunch.rundir.run_file import read_run_file
+from llmlaunch.rundir.submission_files import REFUSED, JobEnd, read_job_end
 from llmlaunch.rundir.values import (
     count_above_zero,
     counted,
@@ -210,12 +211,13 @@ def write_submission(submission: Submission, over: bool = False) -> None:
 
 
 def note_refusal(run_dir: Path, scheduler_words: str) -> None:
-    """Keep in `refused.json` what the scheduler said when it did not take the job; it counts until there is a
+    """Keep in `ended.json` what the scheduler said when it did not take the first job; it counts until there is a
     submission.json. Nothing is raised for a full disk: the message that follows says the same."""
+    if (run_dir / file_names.SUBMISSION).exists():
+        return
+    refusal: JobEnd = {"schema": 1, "job_id": None, "phase": REFUSED, "at": time.time(), "reason": scheduler_words}
     with contextlib.suppress(OSError):
-        replace_json(
-            run_dir / file_names.REFUSED, {"schema": 1, "at": time.time(), "words": scheduler_words}, lasting=False
-        )
+        replace_json(run_dir / file_names.ENDED, refusal, lasting=False)
 
 
 def read_refusal(run_dir: Path) -> str:
@@ -223,10 +225,10 @@ def read_refusal(run_dir: Path) -> str:
     job that was started by hand has begun since."""
     if (run_dir / file_names.SUBMISSION).exists():
         return ""
-    refusal = read_object(run_dir / file_names.REFUSED) or {}
-    words = str(refusal.get("words") or "")
+    refusal = read_job_end(run_dir)
+    words = refusal.get("reason", "") if refusal.get("phase") == REFUSED else ""
     by_hand = seen_at_work(run_dir) if words else None
-    began_since = by_hand is not None and by_hand.submitted_at > (time_or_none(refusal.get("at")) or 0.0)
+    began_since = by_hand is not None and by_hand.submitted_at > (refusal.get("at") or 0.0)
     return "" if began_since else words
 
 
@@ -397,17 +399,17 @@ def note_end(submission: Submission, state: JobState) -> bool:
 
 def end_noted(submission: Submission) -> JobState | None:
     """What `note_end` kept of this submission."""
-    noted = read_object(submission.run_dir / file_names.ENDED) or {}
-    if noted.get("job_id") != submission.jobs[-1] or noted.get("phase") not in ENDED:
+    noted = read_job_end(submission.run_dir)
+    phase = next((phase for phase in ENDED if phase == noted.get("phase")), None)
+    if noted.get("job_id") != submission.jobs[-1] or phase is None:
         return None
-    code = noted.get("exit_code")
     return JobState(
-        noted["phase"],
-        str(noted.get("state") or ""),
-        str(noted.get("reason") or ""),
-        code if type(code) is int else None,
-        restarts=count_above_zero(noted.get("restarts")) or 0,
-        link=min(count_above_zero(noted.get("link")) or 0, len(submission.jobs)),
+        phase,
+        noted.get("state", ""),
+        noted.get("reason", ""),
+        noted.get("exit_code"),
+        restarts=noted.get("restarts", 0),
+        link=min(noted.get("link", 0), len(submission.jobs)),
     )
 
 

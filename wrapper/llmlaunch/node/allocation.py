@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ..causes.cause import cause
-from ..rundir import file_names
-from ..rundir.files import read_object
+from ..rundir.attempt_files import Status
 from ..rundir.run import begun_attempts
 from ..rundir.values import host_names, is_host, job_of
 from .restart_policy import of_this_submission
@@ -86,11 +85,7 @@ def left_out(run_directory: Path, attempt: str, bad: Iterable[str]) -> list[str]
     for item in begun_attempts(run_directory):
         if job_of(item.name) != job_of(attempt):
             continue
-        tried = read_object(item.folder / file_names.PREFLIGHT_RESULT) or {}
-        faulty = tried.get("bad")
-        nodes |= {*(faulty if isinstance(faulty, dict) else ())}
-        before = (item.verdict or {}).get("left_out")
-        nodes |= {*(before if isinstance(before, list) else ())}
+        nodes |= {*item.began.get("preflight", {}).get("bad", {}), *(item.verdict or Status()).get("left_out", [])}
         if item.name != attempt and not item.stays:
             nodes.clear()
     return sorted(node for node in {*nodes, *bad} if is_host(node))

@@ -22,7 +22,7 @@ from .notice_texts import end_text, start_text
 from .notices import notify, wait_for_deliveries
 from .restart_bounds import bounds_of
 from .restart_policy import FIRST_LAYOUT, Next, fruitless, of_this_submission, stops_at_bad_checkpoint
-from .rollback import choose_rollback, earlier_skips, write_skips
+from .rollback import choose_rollback, earlier_skips
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,6 @@ def begin(options: Beginning) -> Begun:
     record["loss_limit"] = None if rollback is None else rollback.limit
     notify(options.run_dir, options.attempt, "start", _start_text(options, record, earlier))
     try:
-        write_skips(options.run_dir, options.attempt, record["skips"], record["from_step"] or 0)
         replace_json(own, record)
         (options.run_dir / file_names.FROM_OLDER).unlink()
     except FileNotFoundError:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..causes.cause import (
     cause,
@@ -33,19 +33,18 @@ from .host_memory import memory_counters
 from .own_process import answer_within
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ..causes.log_scan import Hit
     from ..rundir.attempt_files import Cause, RankRecord
     from ..rundir.monitor_samples import GpuPeaks, NodePeaks
-    from .files import Record
 
 SECONDS = 30
 _KILLS = ("killed", "host_oom")  # what a log calls a process that was killed
 MOST_RECORDS = 200_000
 
 
-def write_cause(run_dir: Path, attempt: str, node: str, code: int, before: Record | None) -> None:
+def write_cause(run_dir: Path, attempt: str, node: str, code: int, before: Mapping[str, Any] | None) -> None:
     """Write down what ended the trainers of this node, and say it on stderr. `before` has the kernel's counters from
     before the training (`memory_counters`, and `at`, when they were read). Raises nothing."""
     try:
@@ -63,13 +62,8 @@ def write_why(run_dir: Path, attempt: str, node: str, why: str) -> None:
         replace_json(path, cause("crash", node, why, "job", at=time.time()))
 
 
-def counters_name(node: str) -> str:
-    """Return the name of the file that holds the node's counters from before the training."""
-    return f".{node}.before.json"
-
-
 def cause_on_node_within(
-    run_dir: Path, attempt: str, node: str, code: int, before: Record | None, text: str | None = None
+    run_dir: Path, attempt: str, node: str, code: int, before: Mapping[str, Any] | None, text: str | None = None
 ) -> Cause:
     """Return the same as `cause_on_node`; how the ranks ended, where that fails or takes longer than SECONDS. Raises
     nothing, and says on stderr why it is not more."""
@@ -85,7 +79,7 @@ def cause_on_node_within(
 
 
 def cause_on_node(
-    run_dir: Path, attempt: str, node: str, code: int, before: Record | None, text: str | None = None
+    run_dir: Path, attempt: str, node: str, code: int, before: Mapping[str, Any] | None, text: str | None = None
 ) -> Cause:
     """The cause for this node, `crash` with its exit code where nothing better is known.
 
@@ -120,7 +114,9 @@ def cause_on_node(
     return best or cause("crash", node, f"the trainers of {node} ended with exit code {code}", "ranks")
 
 
-def _killed_by_the_kernel(node: str, ranks: Sequence[RankRecord], hits: Sequence[Hit], before: Record) -> Cause | None:
+def _killed_by_the_kernel(
+    node: str, ranks: Sequence[RankRecord], hits: Sequence[Hit], before: Mapping[str, Any]
+) -> Cause | None:
     """`host_oom` where a process was killed while the kernel's count of such kills rose."""
     now = memory_counters()
     rose = (now["oom_kills"] or 0) - (before.get("oom_kills") or 0)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..rundir import file_names
-from ..rundir.files import LogTail, json_bytes, replace_bytes
+from ..rundir.files import LogTail, json_bytes, read_object, replace_bytes, replace_json
 from ..rundir.step_lines import LONGEST_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..rundir.attempt_files import Status
+    from ..rundir.attempt_files import AttemptStart, Status
 
     Record = dict[str, Any]
 
@@ -62,9 +62,12 @@ def write_status(run_directory: Path, status: Status) -> None:
         _write_or_say(path, content)
 
 
-def write_or_say(path: Path, record: Record) -> None:
-    """Write `record` to `path`, or say in one line why it cannot be written."""
-    _write_or_say(path, json_bytes(record))
+def note_in_attempt(attempt_folder: Path, facts: AttemptStart) -> None:
+    """Add facts to an attempt's attempt.json, if it has one. Only the job writes it. Raises OSError."""
+    path = attempt_folder / file_names.ATTEMPT
+    record = read_object(path)
+    if record is not None:
+        replace_json(path, {**record, **facts})
 
 
 def _write_or_say(path: Path, content: bytes) -> None:

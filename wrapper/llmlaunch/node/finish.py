@@ -22,7 +22,7 @@ from ..causes.suspects import nodes_to_leave_out, signs_against
 from ..rundir import file_names
 from ..rundir.attempt import STAYS, Attempt, rank_records
 from ..rundir.file_names import SUMMARY, attempt_folder
-from ..rundir.files import read_object, replace_json
+from ..rundir.files import replace_json
 from ..rundir.goodput import goodput_of
 from ..rundir.memory_files import summarize
 from ..rundir.run import begun_attempts
@@ -115,7 +115,7 @@ def finish(ending: Ending) -> Finished:
     at_fault = _at_fault(ending.run_dir, ending.attempt, verdict.cause)
     facts = gather(ending.run_dir, ending.attempt, verdict, progress)
     unfit: list[str] = []
-    if _may_train_on(ending, directory):
+    if _may_train_on(ending):
         unfit = left_out(ending.run_dir, ending.attempt, [*ending.lost, *at_fault, *progress.get("replaced", [])])
         facts = facts._replace(nodes=_next_nodes(ending, facts, verdict, unfit), held_nodes=len(ending.pool))
     follows = _decided(facts)
@@ -162,11 +162,11 @@ def _write_the_rest(ending: Ending, verdict: Verdict, facts: Facts, follows: Nex
         wait_for_deliveries()
 
 
-def _may_train_on(ending: Ending, directory: Path) -> bool:
+def _may_train_on(ending: Ending) -> bool:
     """Whether the job may train on in its allocation. Where the preflight found too few good nodes it ends."""
     if not ending.pool or not may_restart_here(read_run_file(ending.run_dir)):
         return False
-    tried = read_object(directory / file_names.PREFLIGHT_RESULT)
+    tried = Attempt(ending.run_dir, ending.attempt).began.get("preflight")
     return tried is None or bool(tried.get("nodes"))
 
 

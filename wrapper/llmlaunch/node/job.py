@@ -16,22 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
-from ..rundir.attempt import STAYS
+from ..rundir.attempt import STAYS, Attempt
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import create, replace_bytes
+from ..rundir.files import create
+from ..rundir.run import begun_attempts
 from ..rundir.run_file import ContainerRules, JobRules, read_run_file
 from . import slurm_steps
 from .begin import Beginning, begin, end_untrained
 from .containers import ContainerError, StepContainer
 from .event_loop import EventLoop
-from .files import say
+from .files import note_in_attempt, say
 from .held_nodes import HeldNodes
 from .job_checks import JobError, allocation_of, refuse_job
 from .line_writer import DiskThread
 from .node_channel import PREFLIGHT, PREFLIGHT_SECONDS, PREPARE
 from .node_environment import raise_open_files_limit
 from .node_images import IMPORT_SECONDS, NodeImages, StepRunner
-from .restart_policy import PREEMPTED, may_restart_here
+from .restart_policy import FIRST_LAYOUT, PREEMPTED, may_restart_here
+from .rollback import skip_argument
 from .training_step import NodeStep, StepEnd, open_log
 from .watchdog import AttemptWatchdog
 
@@ -298,7 +300,9 @@ class BatchJob:
         in_slurms_order = [node for node in self._held.names if node in order]
         if list(order) != in_slurms_order:
             words += ["--node-ranks", ",".join(str(order.index(node)) for node in in_slurms_order)]
-        words += [what] if what else []
+        attempt = Attempt(self._run_directory, self._attempt)
+        skip = "" if what else skip_argument(attempt.skips, attempt.from_step)
+        words += [what] if what else ["--skip", skip] if skip else []
         environment = self._step_environment()
         if not self._slurm:
             if self._spec.get("container"):
@@ -404,8 +408,7 @@ class BatchJob:
     def _prepare(self) -> bool:
         """Check the arguments, and build what all nodes will read, on one node: what the framework refuses ends the job
         here, and what is built would be waited for on every node into the time-out of its first collective."""
-        marker = self._run_directory / self._layout / "prepared"
-        if not self._spec["prepares"] or marker.exists():
+        if not self._spec["prepares"] or self._was_prepared():
             return True
         log = attempt_folder(self._run_directory, self._attempt) / file_names.PREPARE_LOG
         self._say(f"preparing on one node: {log}")
@@ -422,8 +425,14 @@ class BatchJob:
             if line.startswith("note: "):
                 self._say(line)
         with contextlib.suppress(OSError):  # the next attempt prepares again
-            marker.touch()
+            note_in_attempt(attempt_folder(self._run_directory, self._attempt), {"prepared": True})
         return True
+
+    def _was_prepared(self) -> bool:
+        """Whether an attempt with this layout has checked and built everything."""
+        layout = "" if self._layout == FIRST_LAYOUT else self._layout
+        begun = begun_attempts(self._run_directory)
+        return any(attempt.began.get("prepared") for attempt in begun if attempt.layout == layout)
 
     # --- what the job is told ---
 
@@ -446,8 +455,8 @@ class BatchJob:
             self._loop.after(TOLD_SECONDS if name == "TERM" and self._slurm else 0.0, step.save)
 
     def _note_stop(self, name: str) -> None:
-        path = attempt_folder(self._run_directory, self._attempt) / file_names.STOP_SIGNALS / file_names.BATCH_LOG_NODE
-        self._disk.give(lambda: replace_bytes(path, f"{name}\n".encode(), lasting=False))
+        folder = attempt_folder(self._run_directory, self._attempt)
+        self._disk.give(lambda: note_in_attempt(folder, {"stop_signal": name}))
 
     # --- the end of the job ---
 

@@ -34,6 +34,7 @@ class NodePlace(NamedTuple):
     nodes: int
     devices: int
     address: str  # where rank 0 listens
+    skip: str = ""  # ranges of steps whose batches are left out
 
     @classmethod
     def of(cls, options: argparse.Namespace, devices: int, environment: Mapping[str, str]) -> NodePlace:
@@ -42,7 +43,8 @@ class NodePlace(NamedTuple):
         node = node_name(environment)
         node_rank = int(ranks[number]) if ranks else number
         layout = options.run_dir / options.layout
-        return cls(options.run_dir, layout, options.attempt, node, node_rank, options.nodes, devices, options.address)
+        team = (node_rank, options.nodes, devices, options.address)
+        return cls(options.run_dir, layout, options.attempt, node, *team, options.skip)
 
     @property
     def folder(self) -> Path:

@@ -19,7 +19,7 @@ from ..rundir.node_files import ObservedEnd
 from ..rundir.schema import sound
 from ..rundir.values import counted
 from .attempt_diagnosis import cause_within
-from .diagnose import cause_on_node_within, counters_name
+from .diagnose import cause_on_node_within
 from .files import COMES_BACK_LATER, say, write_status
 from .signals import signal_name, signal_number
 
@@ -116,7 +116,7 @@ def _write_cause(run_directory: Path, attempt: str, record: ObservedEnd) -> None
     try:
         code = record.get("exit_code") or 1
         text = log_text(Attempt(run_directory, attempt))
-        before = read_object(path.with_name(counters_name(str(record.get("node")))))
+        before = record.get("memory_before")
         cause = cause_on_node_within(run_directory, attempt, str(record.get("node")), code, before, text)
         replace_json(path, _on_its_node(cause, rank_records(attempt_folder(run_directory, attempt))))
     except Exception as error:

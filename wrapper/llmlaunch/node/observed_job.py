@@ -23,7 +23,7 @@ from ..rundir.values import is_host, is_path_component, is_slurm_job
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from .files import Record
+    from ..rundir.node_files import ObservedCommand
 
 PARENT_FOLDER = "observed"
 SCONTROL_SECONDS = 20.0
@@ -146,11 +146,10 @@ def socket_name(run_directory: str, attempt: str, node: str) -> str:
 # --- what is written down ---------------------------------------------------------------------------------------------
 
 
-def description(job: ObservedJob, command: Sequence[str], environment: Mapping[str, str]) -> Record:
-    """Return the content of observed.json: the command as data, and what of its environment matters to a training."""
+def description(job: ObservedJob, command: Sequence[str], environment: Mapping[str, str]) -> ObservedCommand:
+    """Return the command as data, and what of its environment matters to a training."""
     values = secret_values(environment)
     return {
-        "schema": 1,
         "job_id": job.job_id,
         "launcher": job.launcher,
         "nodes": job.nodes,
@@ -188,7 +187,7 @@ def config_files(command: Sequence[str], values: Sequence[str]) -> dict[str, str
     return files
 
 
-def batch_script(job: ObservedJob, said: Record, environment: Mapping[str, str]) -> str | None:
+def batch_script(job: ObservedJob, said: dict[str, str], environment: Mapping[str, str]) -> str | None:
     """Return the text of the job's batch script without secrets: SLURM's own copy, else the file it was read of. `said`
     is `scontrol_job`'s. None where there is none."""
     if job.launcher != "slurm":
@@ -204,7 +203,7 @@ def batch_script(job: ObservedJob, said: Record, environment: Mapping[str, str])
     return masked(text, secret_values(environment))
 
 
-def scontrol_job(job: ObservedJob) -> Record:
+def scontrol_job(job: ObservedJob) -> dict[str, str]:
     """Return what SLURM says of the job, by name: where its output goes, and which script it runs. Empty where SLURM
     does not answer."""
     text = "" if job.launcher != "slurm" else _answer("scontrol", "show", "job", job.job_id)
@@ -228,7 +227,7 @@ def own_output() -> tuple[str, int] | None:
     return _regular_file("/proc/self/fd/1") or _regular_file("/proc/self/fd/2")
 
 
-def jobs_output(said: Record) -> tuple[str, int] | None:
+def jobs_output(said: dict[str, str]) -> tuple[str, int] | None:
     """Return the same of the job, by what SLURM says of it: the tasks of a step write into a pipe, and srun into that
     file."""
     return _regular_file(str(said["StdOut"])) if "StdOut" in said else None

@@ -28,7 +28,6 @@ from ..rundir.regular_files import read_bytes
 from ..rundir.step_lines import StepLines
 from ..rundir.trainer_lines import ANY_SCRIPT, SLOW
 from ..rundir.values import byte_count, host_names
-from .diagnose import counters_name
 from .files import node_log_tail, say
 from .hook_files import HOOK_FOLDER, SOURCES, hook_file
 from .host_memory import memory_counters
@@ -54,6 +53,7 @@ from .progress import StepTracker
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ..rundir.attempt_files import AttemptStart
     from ..rundir.files import LogTail
     from ..rundir.node_files import ObservedEnd
     from .files import Record
@@ -135,9 +135,14 @@ class Observer:
 
     def _describe(self, node: NodeObserver, output: tuple[str, int] | None) -> None:
         """Write down what is known at the beginning; the first observer of a job also what is the same for all."""
+        memory = memory_counters()
+        self._start["memory_before"] = {
+            "at": time.time(),
+            "oom_kills": memory["oom_kills"],
+            "limit_bytes": memory["limit_bytes"],
+            "peak_bytes": memory["peak_bytes"],
+        }
         write_end(node.directory, node.attempt, self._job, self._start)
-        causes = node.folder / file_names.CAUSES
-        replace_json(causes / counters_name(self._job.node), {"schema": 1, "at": time.time(), **memory_counters()})
         if not self._job.first:
             return
         described = description(self._job, self._command, os.environ)
@@ -146,24 +151,27 @@ class Observer:
         run["progress"] = {"step_patterns": list(ANY_SCRIPT), "slow_patterns": list(SLOW), "promised": False}
         create(node.directory / file_names.RUN, json.dumps(run, indent=1) + "\n")
         self._write_submission(node.directory)
-        replace_json(node.folder / file_names.OBSERVED, described)
+        begun: AttemptStart = {
+            "schema": 1,
+            "attempt": node.attempt,
+            "layout": "",
+            "fallback": False,
+            "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
+            "nodes": host_names(described["node_list"] or self._job.node),
+            "started_at": self._start["started_at"],
+            "child": self._start["child"],
+            "observed": described,
+        }
+        replace_json(node.folder / file_names.ATTEMPT, begun)
         said = scontrol_job(self._job)
         output = output or jobs_output(said)
         if output is not None:
             link_log(node.directory, node.attempt, self._job.node, output[0])
             node.follow(*output)
-        begun = {
-            "schema": 1,
-            "attempt": node.attempt,
-            "layout": "",
-            "fallback": False,
-            "nodes": host_names(described["node_list"] or self._job.node),
-        }
-        cluster = os.environ.get("SLURM_CLUSTER_NAME")
-        log = {"log": output[0], "log_offset": output[1]} if output is not None else {}
-        replace_json(node.folder / file_names.ATTEMPT, {**begun, "cluster": cluster, **self._start, **log})
-        script = batch_script(self._job, said, os.environ)
-        replace_json(node.folder / file_names.OBSERVED, {**described, "batch_script": script})
+        described["batch_script"] = batch_script(self._job, said, os.environ)
+        if output is not None:
+            begun["log"], begun["log_offset"] = output
+        replace_json(node.folder / file_names.ATTEMPT, begun)
 
     def _write_submission(self, directory: Path) -> None:
         """What `status`, `logs` and `collect` know the job by; the first attempt's stays."""

@@ -18,8 +18,10 @@ from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
 from ..rundir.files import read_object
 from ..rundir.foreign_values import is_whole_number
+from ..rundir.placement_files import NodeOrder, PlacementFile
+from ..rundir.schema import sound
 from ..rundir.values import counted, host_names
-from .files import say, write_or_say
+from .files import note_in_attempt, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
     from ..placement.search import Placement
     from ..placement.traffic import Term
-    from .files import Record
 
     Unit = tuple[int, frozenset[str]]  # level from the leaves up, the nodes below
 
@@ -49,20 +50,23 @@ class Source(NamedTuple):
 def node_order(
     run_directory: Path, attempt: str, layout: str, nodes: Sequence[str], budget_seconds: float = BUDGET_SECONDS
 ) -> list[str]:
-    """Return the nodes by node rank; `nodes` are in SLURM's order. Writes the attempt's `placement.json`."""
+    """Return the nodes by node rank; `nodes` are in SLURM's order. Adds the order to the attempt's `attempt.json`."""
     try:
         record = _decide(run_directory / layout, list(nodes), budget_seconds)
     except Exception as error:  # the job goes on in any case
         record = _unchanged(list(nodes), f"placing failed: {type(error).__name__}: {error}")
-    write_or_say(attempt_folder(run_directory, attempt) / file_names.PLACEMENT, record)
+    try:
+        note_in_attempt(attempt_folder(run_directory, attempt), {"placement": record})
+    except OSError as error:
+        say(f"the order of the nodes is not written down: {error.strerror}")
     say(f"node order: {record['why']}")
-    return [str(node) for node in record["order"]]
+    return record["order"]
 
 
-def _decide(layout: Path, nodes: list[str], budget_seconds: float) -> Record:
+def _decide(layout: Path, nodes: list[str], budget_seconds: float) -> NodeOrder:
     if len(nodes) == 1:
         return _unchanged(nodes, "there is one node")
-    job = read_object(layout / file_names.PLACEMENT)
+    job = sound(PlacementFile, read_object(layout / file_names.PLACEMENT))
     if job is None:
         return _unchanged(nodes, "SLURM's order: placement.json cannot be read")
     terms = _terms(job)
@@ -75,16 +79,16 @@ def _decide(layout: Path, nodes: list[str], budget_seconds: float) -> Record:
     return _placed(nodes, terms, source, place(terms, inverse(source.bytes_per_second), budget_seconds))
 
 
-def _terms(job: Record) -> dict[str, Term]:
+def _terms(job: PlacementFile) -> dict[str, Term]:
     volumes = job["bytes"]
     sent = Volumes(
         float(volumes["pipeline"]), tuple(volumes["data"]), tuple(volumes["expert_data"]), float(volumes["expert"])
     )
-    devices = int(job["devices_per_node"])
-    return traffic(Sizes(**job["layout"]), sent, devices, int(job.get("nvlink_domain_devices", devices)))
+    devices = job["devices_per_node"]
+    return traffic(Sizes(**job["layout"]), sent, devices, job.get("nvlink_domain_devices") or devices)
 
 
-def _placed(nodes: list[str], terms: dict[str, Term], source: Source, placement: Placement) -> Record:
+def _placed(nodes: list[str], terms: dict[str, Term], source: Source, placement: Placement) -> NodeOrder:
     order = [nodes[index] for index in placement.order]
     best = ", and no order takes less" if placement.proved else ""
     gain = 1.0 - placement.seconds / placement.before_seconds
@@ -98,7 +102,6 @@ def _placed(nodes: list[str], terms: dict[str, Term], source: Source, placement:
         why = f"changed by {source.description}: {gain:.1%} less time between nodes than in SLURM's order{best}"
     cost = inverse(source.bytes_per_second)
     return {
-        "schema": 1,
         "order": order,
         "source": source.name,
         "seconds": placement.seconds,
@@ -110,11 +113,11 @@ def _placed(nodes: list[str], terms: dict[str, Term], source: Source, placement:
     }
 
 
-def _unchanged(nodes: list[str], why: str) -> Record:
-    return {"schema": 1, "order": nodes, "source": SLURMS_ORDER, "why": why}
+def _unchanged(nodes: list[str], why: str) -> NodeOrder:
+    return {"order": nodes, "source": SLURMS_ORDER, "why": why}
 
 
-def _from_matrix(job: Record, nodes: Sequence[str], why: list[str]) -> Source | None:
+def _from_matrix(job: PlacementFile, nodes: Sequence[str], why: list[str]) -> Source | None:
     """The profile's matrix for these nodes; a pair it does not know gets the median of those it does."""
     matrix = job.get("matrix")
     if matrix is None:
@@ -133,7 +136,7 @@ def _from_matrix(job: Record, nodes: Sequence[str], why: list[str]) -> Source | 
     return Source("matrix", description, [[speeds.get((a, b), median) for b in nodes] for a in nodes])
 
 
-def _from_topology(job: Record, nodes: Sequence[str], why: list[str]) -> Source | None:
+def _from_topology(job: PlacementFile, nodes: Sequence[str], why: list[str]) -> Source | None:
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_TOPO_LEN"}  # cuts lines off
     try:
         answer = subprocess.run(
@@ -152,7 +155,7 @@ def _from_topology(job: Record, nodes: Sequence[str], why: list[str]) -> Source 
     if levels is None:
         why.append("scontrol show topology sets no two of these nodes apart")
         return None
-    leaf = float(job["fabric_gigabytes_per_second"]) * 1e9
+    leaf = job["fabric_gigabytes_per_second"] * 1e9
     return Source("topology", "SLURM's topology, each level of switches taken for half as fast",
                   guessed_bandwidth(levels, leaf))  # fmt: skip
 

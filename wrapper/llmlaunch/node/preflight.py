@@ -25,9 +25,9 @@ from ..causes.image_import import failed_imports
 from ..causes.log_scan import read_log, scan
 from ..rundir import file_names
 from ..rundir.file_names import attempt_folder
-from ..rundir.files import appended_records, read_object, replace_json
+from ..rundir.files import appended_records, replace_json
 from ..rundir.foreign_values import is_whole_number
-from .files import RecordAppender, command_parser, say
+from .files import RecordAppender, command_parser, note_in_attempt, say
 from .preflight_checks import node_facts
 from .preflight_verdict import DOES, NOT_STARTED, STAGES, bad_nodes, reached, site_warnings
 from .signals import die_with_parent
@@ -35,7 +35,7 @@ from .signals import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..rundir.attempt_files import Cause
+    from ..rundir.attempt_files import Cause, PreflightResult
     from .files import Record
 
 # The driver itself takes up to about 1 GiB; what goes beyond is another process's.
@@ -241,8 +241,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 def choose(run_directory: Path, attempt: str, allocated: Sequence[str], wanted: int) -> list[str]:
     """Return so many of the `allocated` nodes, in their order, that were found good; none where too few are.
 
-    `preflight.json` of the attempt says which were chosen and what is wrong with the others; each of these gets a cause
-    of its own.
+    `attempt.json` says which were chosen and what is wrong with the others; each of these gets a cause of its own.
     """
     directory = attempt_folder(run_directory, attempt)
     markers = {node: read_marker(directory / file_names.PREFLIGHT / f"{node}.jsonl") for node in allocated}
@@ -265,26 +264,22 @@ def choose(run_directory: Path, attempt: str, allocated: Sequence[str], wanted: 
     # What is wrong everywhere is seldom the nodes' fault: a wrong recipe, an environment that lacks something.
     all_bad = len(allocated) > 1 and len(bad) == len(allocated)
     warnings = site_warnings(markers)
-    record = {
-        "schema": 1,
+    result: PreflightResult = {
         "nodes": chosen if enough else [],
         "spare": spare,
         "bad": bad,
         "warnings": warnings,
         "why": _why(list(allocated), bad, wanted, enough, all_bad, markers),
     }
-    say(f"preflight: {record['why']}")
+    say(f"preflight: {result['why']}")
     for text in warnings:
         say(f"preflight: warning: {text}")
     try:
-        replace_json(directory / file_names.PREFLIGHT_RESULT, record)
+        note_in_attempt(directory, {"preflight": result, "nodes": chosen} if enough else {"preflight": result})
         for node, why in bad.items():
             replace_json(directory / file_names.CAUSES / f"{node}.json", _cause_of(node, why, all_bad, enough))
-        begun = read_object(directory / file_names.ATTEMPT)
-        if enough and begun is not None:
-            replace_json(directory / file_names.ATTEMPT, {**begun, "nodes": chosen})
     except OSError as error:
-        say(f"preflight.json not written: {error.strerror}")
+        say(f"preflight: its result is not written: {error.strerror}")
     return chosen if enough else []
 
 

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..rundir import file_names
-from ..rundir.file_names import attempt_folder
-from ..rundir.files import replace_bytes
 from ..rundir.values import whole_number
 from .checkpoint import Start
 from .checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..rundir.attempt import Attempt
     from ..rundir.attempt_files import Progress, RollbackRecord
@@ -157,9 +153,21 @@ def _skip(policy: LossPolicy, bad: BadLoss, step: int, steps: object) -> list[in
     return [first, last] if first <= last else None
 
 
-def write_skips(run_directory: Path, attempt: str, skips: list[list[int]], from_step: int) -> None:
-    """Write the steps after `from_step` that the trainers are to leave out, for the nodes. Raises OSError."""
-    left = {step for first, last in skips for step in range(max(first, from_step + 1), last + 1)[:MOST_SKIPS]}
-    if left:
-        text = " ".join(map(str, sorted(left)[:MOST_SKIPS]))
-        replace_bytes(attempt_folder(run_directory, attempt) / file_names.SKIP_STEPS, f"{text}\n".encode())
+def skip_argument(skips: Iterable[Sequence[int]], from_step: int) -> str:
+    """Return the ranges of steps after `from_step` that the trainers leave out, as `node.pyz node --skip` has them:
+    `441-460,500-500`; empty for none."""
+    left = MOST_SKIPS
+    ranges = []
+    for first, last in skips:
+        first = max(first, from_step + 1)
+        last = min(last, first + left - 1)
+        if first <= last:
+            ranges.append(f"{first}-{last}")
+            left -= last - first + 1
+    return ",".join(ranges)
+
+
+def skipped_steps(argument: str) -> list[int]:
+    """Return the steps of such an argument."""
+    spans = [span.partition("-") for span in filter(None, argument.split(","))]
+    return sorted({step for first, _, last in spans for step in range(int(first), int(last) + 1)})

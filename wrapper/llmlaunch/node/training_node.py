@@ -353,12 +353,11 @@ class TrainingNode:
 
     def _skipped_steps(self) -> list[str]:
         """After a rollback: the steps whose batches are left out (begin.py)."""
-        try:
-            steps = (self._place.folder / file_names.SKIP_STEPS).read_text(encoding="utf-8").split()
-        except OSError:
-            steps = []
-        if not self._launch["skip_flag"] or not steps:
+        if not self._launch["skip_flag"] or not self._place.skip:
             return []
+        from .rollback import skipped_steps  # here: few attempts leave any out
+
+        steps = [str(step) for step in skipped_steps(self._place.skip)]
         self._say(f"leaving out batches, from that of step {steps[0]} to that of step {steps[-1]}")
         return [self._launch["skip_flag"], *steps]
 
@@ -471,5 +470,6 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=1, help="that train together")
     parser.add_argument("--address", default="127.0.0.1", help="of the node with rank 0")
     parser.add_argument("--node-ranks", default="", help="of the nodes in SLURM's order, where they are in another")
+    parser.add_argument("--skip", default="", help="ranges of steps whose batches are left out after a rollback")
     parser.add_argument("what", nargs="?", choices=(PREFLIGHT, PREPARE), help="instead of training")
     return parser.parse_args(argv)

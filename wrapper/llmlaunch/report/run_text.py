@@ -41,8 +41,8 @@ def attempt_began(
     return f"Attempt {number} ({name}) begins{where}{what}{since}{unusual}"
 
 
-def attempt_stopping(number: int, signals: Sequence[str]) -> str:
-    name = next((signal.removeprefix("SIG") for signal in signals if signal), "")
+def attempt_stopping(number: int, signal: str) -> str:
+    name = signal.removeprefix("SIG")
     because = f" ({name}: {_SIGNALS[name]})" if name in _SIGNALS else f" ({name})" if name else ""
     return f"Attempt {number} got the signal to save and stop{because}"
 

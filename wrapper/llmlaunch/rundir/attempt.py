@@ -161,9 +161,10 @@ class Attempt:
         return sorted((self.folder / file_names.CAUSES).glob("[!.]*.json"))
 
     @property
-    def stop_signals(self) -> dict[str, str]:
-        """By node the signal that told it to save and stop."""
-        return {path.name: _first_text(path) for path in sorted((self.folder / file_names.STOP_SIGNALS).glob("*"))}
+    def stop_signal(self) -> str:
+        """The signal that told it to save and stop; empty without one. The version before had a file for each node."""
+        earlier = sorted((self.folder / file_names.EARLIER_STOP_SIGNALS).glob("*"))
+        return self.began.get("stop_signal") or next(filter(None, map(_first_text, earlier)), "")
 
     @property
     def has_failed_node(self) -> bool:

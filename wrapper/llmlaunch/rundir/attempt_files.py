@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from .node_files import ObservedCommand
+from .placement_files import NodeOrder
 from .schema import Amount, Bytes, Count, Host, Seconds, Step, Time
 
 
@@ -29,8 +31,24 @@ class SkippedCheckpoint(TypedDict):
     """what is damaged"""
 
 
+class PreflightResult(TypedDict, total=False):
+    """What the preflight chose."""
+
+    nodes: list[Host]
+    """that train; empty if too few are good"""
+    spare: list[Host]
+    """good ones that are left"""
+    bad: dict[str, str]
+    """what is wrong with each of the others, by name"""
+    warnings: list[str]
+    """what all nodes lack"""
+    why: str
+    """in words"""
+
+
 class AttemptStart(TypedDict, total=False):
-    """How an attempt began. The job writes it before it starts the training."""
+    """How an attempt began. The job writes it before it starts the training, and adds what happens until the training
+    has started: the preflight, what is built first, the order of the nodes; and the signal that ends it."""
 
     schema: int
     """1"""
@@ -62,10 +80,18 @@ class AttemptStart(TypedDict, total=False):
     """null unless it went back to an older checkpoint"""
     loss_limit: float | None
     """after a rollback, the highest loss that counts as usual"""
+    preflight: PreflightResult
+    """what the preflight chose; absent without one"""
+    prepared: bool
+    """whether arguments were checked, and what is built before the first training is built; absent before that"""
+    placement: NodeOrder
+    """the order of the nodes; absent for one that nobody chose"""
+    stop_signal: str
+    """the signal that asked it to save and stop; absent without one"""
     child: Count | None
     """of an observed command: its process"""
-    stop_signal: str
-    """of an observed command: the signal that asked it to stop"""
+    observed: ObservedCommand
+    """the command that was observed; absent of a run that llmlaunch launched"""
     log: str
     """of an observed command: the file its output goes to, if it is known"""
     log_offset: Count

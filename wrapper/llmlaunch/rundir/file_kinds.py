@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .attempt_files import AttemptStart, Cause, NoticeLine, Progress, RankRecord, Status
-from .node_files import MemoryCounters, MonitorLine, ObservedCommand, ObservedEnd, PreflightLine, ProbeLine
-from .placement_files import NodeOrder, PlacementFile
+from .node_files import MonitorLine, ObservedEnd, PreflightLine, ProbeLine
+from .placement_files import PlacementFile
 from .run_file import RunFile
-from .submission_files import JobEnd, SbatchRefusal, SubmissionFile
+from .submission_files import JobEnd, SubmissionFile
 from .summary import AttemptSummary
 
 ATTEMPT = "attempts/<attempt>/"
@@ -69,7 +69,6 @@ RENDERED = (
         "commit, uncommitted changes and container digest of the trainer's code; `code/` with `code: {snapshot: true}` "
         "([rendering.md](rendering.md))",
     ),
-    FileKind("sweep.json", "render", "in the directory of a sweep: its runs, in the order of the array's tasks"),
 )
 OF_THE_RUN = (
     FileKind("run.id", "submit, else the job itself", "the name of this run in the store; one line"),
@@ -81,11 +80,10 @@ OF_THE_RUN = (
         "submit, resume",
         "a submission is under way, or was interrupted: since when, by which process ([slurm.md](slurm.md#submitting))",
     ),
-    FileKind("refused.json", "submit, resume", "what sbatch said when it did not take the job", SbatchRefusal),
     FileKind(
         "ended.json",
-        "status, runs, resume, submit --follow",
-        "how a job ended that left no `status.json` of its own",
+        "submit, status, runs, resume",
+        "what SLURM said of a job that left no `status.json` of its own: how it ended, or that sbatch did not take it",
         JobEnd,
     ),
     FileKind(
@@ -95,11 +93,6 @@ OF_THE_RUN = (
         "([recovery.md](recovery.md#a-checkpoint-that-is-gone-or-damaged))",
     ),
     FileKind("stop", "you", "save, stop and do not come back ([recovery.md](recovery.md)); `resume` removes it"),
-    FileKind(
-        "prepared",
-        "the job",
-        "exists once the arguments were checked, and what is built before the first training is built",
-    ),
     FileKind(
         "logs/*.log",
         "the job, its nodes",
@@ -124,7 +117,12 @@ OF_THE_RUN = (
     ),
 )
 OF_AN_ATTEMPT = (
-    FileKind(f"{ATTEMPT}attempt.json", "the job", "which layout, from which step, on which nodes", AttemptStart),
+    FileKind(
+        f"{ATTEMPT}attempt.json",
+        "the job",
+        "how it began: which layout, from which step, on which nodes; what the preflight found",
+        AttemptStart,
+    ),
     FileKind(f"{ATTEMPT}progress.json", "the job", "the last step, and whether the training hung", Progress),
     FileKind(
         f"{ATTEMPT}ranks/<node>.jsonl", "the program of that node", "append-only: each rank's start and end", RankRecord
@@ -145,12 +143,6 @@ OF_AN_ATTEMPT = (
         Cause,
     ),
     FileKind(
-        f"{ATTEMPT}causes/.<node>.before.json",
-        "an observer",
-        "the kernel's counters from before the trainers of an observed command",
-        MemoryCounters,
-    ),
-    FileKind(
         f"{ATTEMPT}stacks/<node>.txt",
         "the program of that node, when asked",
         "append-only: where each rank is ([watchdog.md](watchdog.md))",
@@ -158,18 +150,12 @@ OF_AN_ATTEMPT = (
     FileKind(
         f"{ATTEMPT}flight/rank_<rank>", "the trainer, when asked", "its last collectives ([watchdog.md](watchdog.md))"
     ),
-    FileKind(f"{ATTEMPT}told/job", "the job", "the signal that told it, or its nodes, to save and stop"),
-    FileKind(
-        f"{ATTEMPT}skip_steps", "the job", "after a rollback, the steps whose batches are left out, for the nodes"
-    ),
-    FileKind(f"{ATTEMPT}placement.json", "the job", "the order of the nodes, where it comes from, and why", NodeOrder),
     FileKind(
         f"{ATTEMPT}preflight/<node>.jsonl",
         "`node.pyz preflight`",
         "append-only: how far the node came, and what is wrong with it; `<node>.log` beside it",
         PreflightLine,
     ),
-    FileKind(f"{ATTEMPT}preflight.json", "the job", "the nodes chosen, the spare ones, the bad ones and why"),
     FileKind(f"{ATTEMPT}prepare.log", "one node", "what was said while arguments were checked and indexes built"),
     FileKind(
         f"{ATTEMPT}import/<node>.log",
@@ -188,9 +174,12 @@ OF_AN_ATTEMPT = (
         "a rank",
         "of an observed command, and of a rank that runs alone: versions of the frameworks that ran, by package",
     ),
-    FileKind(f"{ATTEMPT}observed.json", "an observer", "the command that was observed", ObservedCommand),
     FileKind(
-        f"{ATTEMPT}observers/<node>.<task>.json", "an observer", "how the command that it observed ended", ObservedEnd
+        f"{ATTEMPT}observers/<node>.<task>.json",
+        "an observer",
+        "how the command that it observed ended; beside them `.reported`, made by the observer that says at "
+        "the end what was measured",
+        ObservedEnd,
     ),
 )
 FILE_KINDS = RENDERED + OF_THE_RUN + OF_AN_ATTEMPT

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 # Written by `render`, in the run directory; the first four also of a fallback layout, in fallback/<number>.
 RUN = "run.json"
 PLAN = "plan.json"
-PLACEMENT = "placement.json"  # also of an attempt: the order of its nodes
+PLACEMENT = "placement.json"
 COMMAND = "command.txt"
 RECIPE = "recipe.yaml"
 ARGUMENTS = "arguments.json"
@@ -22,7 +22,6 @@ SWEEP = "sweep.json"  # of the directory of a sweep
 RUN_ID = "run.id"
 SUBMISSION = "submission.json"
 SUBMITTING = "submitting"
-REFUSED = "refused.json"
 ENDED = "ended.json"
 STATUS = "status.json"  # also of an attempt
 STOP = "stop"
@@ -39,17 +38,13 @@ PROGRESS = "progress.json"
 SUMMARY = "summary.json"
 VERSIONS = "versions.json"
 NOTICES = "notices.jsonl"
-PREFLIGHT_RESULT = "preflight.json"
 PREPARE_LOG = "prepare.log"
-SKIP_STEPS = "skip_steps"  # after a rollback: the steps whose batches are left out
-OBSERVED = "observed.json"  # of a command that somebody else launched
 
 # Folders of an attempt.
 RANKS = "ranks"
 PROBES = "memory"
 CAUSES = "causes"
 DONE = "done"
-STOP_SIGNALS = "told"
 PREFLIGHT = "preflight"
 IMPORT = "import"  # a log for each node, of the import of a container's image
 STACKS = "stacks"
@@ -69,5 +64,7 @@ def node_log(run_directory: Path, attempt: str, node: str) -> Path:
     return run_directory / LOGS / f"{attempt}.{node}.log"
 
 
-OF_EARLIER_VERSIONS: tuple[str, ...] = ()
-"""Names that this version only reads."""
+# Of directories that the version before rendered: read, and never written.
+EARLIER_REFUSAL = "refused.json"
+EARLIER_OBSERVED = "observed.json"  # in the folder of an attempt
+EARLIER_STOP_SIGNALS = "told"  # in the folder of an attempt

@@ -275,10 +275,8 @@ class PreflightLine(TypedDict, total=False):
 
 
 class MemoryCounters(TypedDict, total=False):
-    """The kernel's counters before the trainers of an observed command."""
+    """The kernel's counters from before an observed command."""
 
-    schema: int
-    """1"""
     at: Time | None
     """when"""
     oom_kills: Count | None
@@ -314,13 +312,13 @@ class ObservedEnd(TypedDict, total=False):
     """name of the signal that ended it"""
     resident_peak_bytes: Bytes | None
     """the kernel's own maximum"""
+    memory_before: MemoryCounters
+    """the kernel's counters from before it"""
 
 
 class ObservedCommand(TypedDict, total=False):
     """A command that somebody else launched ([observe.md](observe.md)), without its secrets."""
 
-    schema: int
-    """1"""
     job_id: str
     """its job"""
     launcher: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from .schema import Amount, Bytes, Count, Host, Seconds
+from .schema import Amount, Count, Host, Seconds, Volume
 
 
 class LayoutSizes(TypedDict, total=False):
@@ -29,13 +29,13 @@ class LayoutSizes(TypedDict, total=False):
 class StepBytes(TypedDict, total=False):
     """What one device sends in one step ([placement.md](placement.md))."""
 
-    pipeline: Bytes
+    pipeline: Volume
     """to the next stage"""
-    data: list[Bytes]
+    data: list[Volume]
     """for gradients and parameters, per stage"""
-    expert_data: list[Bytes]
+    expert_data: list[Volume]
     """the same for experts, per stage"""
-    expert: Bytes
+    expert: Volume
     """of tokens to experts"""
 
 
@@ -72,8 +72,6 @@ class PlacementFile(TypedDict, total=False):
 class NodeOrder(TypedDict, total=False):
     """The order in which an attempt uses its nodes."""
 
-    schema: int
-    """1"""
     order: list[Host]
     """names by node rank"""
     source: str

@@ -14,7 +14,7 @@ from .goodput import goodput_of
 from .reached_steps import run_step
 from .run_file import ProgressRules, RunFile, read_run_file
 from .schema import read_as
-from .submission_files import SbatchRefusal, SubmissionFile
+from .submission_files import REFUSED, SubmissionFile, read_job_end
 from .values import byte_count, is_attempt, is_fallback, is_for_fewer_nodes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RunFiles:
     attempts: tuple[Attempt, ...]
     problems: tuple[str, ...] = ()
     fallbacks: Mapping[str, RunFile] = field(default_factory=dict)
-    refused: SbatchRefusal | None = None
+    refused: str | None = None
 
     def run_of(self, name: str) -> RunFile | None:
         """Return the run.json of the layout that an attempt ran: what it is to be compared with. None where that cannot
@@ -74,12 +74,17 @@ def read_run(directory: Path) -> RunFiles:
         run=run,
         run_id=read_run_id(directory),
         submission=submission,
-        refused=read_or_note(SbatchRefusal, directory / file_names.REFUSED, problems) if submission is None else None,
+        refused=_refusal(directory) if submission is None else None,
         status=read_or_note(Status, directory / file_names.STATUS, problems),
         attempts=attempts,
         fallbacks=_fallbacks(directory, attempts, problems),
         problems=tuple(problems),
     )
+
+
+def _refusal(directory: Path) -> str | None:
+    end = read_job_end(directory)
+    return end.get("reason", "") if end.get("phase") == REFUSED else None
 
 
 def _description(directory: Path) -> RunFile:

@@ -44,6 +44,7 @@ def _exact(kind: type) -> Check:
 
 
 Bytes = Annotated[int, Scalar("bytes", byte_count)]
+Volume = Annotated[float, Scalar("bytes", number)]  # computed, and so perhaps no whole number
 Count = Annotated[int, Scalar("count", byte_count)]
 Step = Annotated[int, Scalar("step", byte_count)]
 Seconds = Annotated[float, Scalar("seconds", number)]

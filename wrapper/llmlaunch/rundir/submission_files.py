@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from .schema import Count, Time
+from . import file_names
+from .files import read_object
+from .schema import Count, Time, sound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REFUSED = "refused"  # a phase
 
 
 class SubmittedJob(TypedDict, total=False):
@@ -31,33 +38,36 @@ class SubmissionFile(SubmittedJob, total=False):
     """the submissions before it, oldest first; absent if there were none"""
 
 
-class SbatchRefusal(TypedDict, total=False):
-    """A submission that sbatch did not take. It counts until there is a `submission.json`."""
-
-    schema: int
-    """1"""
-    at: Time | None
-    """when"""
-    words: str
-    """what sbatch said"""
-
-
 class JobEnd(TypedDict, total=False):
-    """How a job ended that left no `status.json` of its own, as SLURM said. It counts for the job that it names."""
+    """What SLURM said of a job that left no `status.json` of its own: how it ended, or that sbatch did not take it. The
+    end counts for the job that it names, a refusal until there is a `submission.json`."""
 
     schema: int
     """1"""
-    job_id: str
-    """the last job of the submission"""
+    job_id: str | None
+    """the last job of the submission; null if sbatch took none"""
     phase: str
-    """`succeeded`, `failed`, `stopped`, `cancelled` or `lost`"""
+    """`succeeded`, `failed`, `stopped`, `cancelled` or `refused`"""
+    at: Time | None
+    """of a refusal: when"""
     state: str
     """SLURM's own word, such as `NODE_FAIL`"""
     reason: str
-    """in words"""
+    """in words; of a refusal what sbatch said"""
     exit_code: int | None
     """of the job, if it is known"""
     restarts: Count
     """how often SLURM had requeued it"""
     link: Count
     """its number in a chain, from 1; 0 outside a chain"""
+
+
+def read_job_end(run_directory: Path) -> JobEnd:
+    """Return what SLURM said of the last job; empty where nobody noted it. The version before had a file of its own for
+    refusals."""
+    noted = sound(JobEnd, read_object(run_directory / file_names.ENDED))
+    earlier = None if noted else read_object(run_directory / file_names.EARLIER_REFUSAL)
+    if earlier is not None:
+        given = {"phase": REFUSED, "at": earlier.get("at"), "reason": earlier.get("words")}
+        return sound(JobEnd, given) or JobEnd()
+    return noted or JobEnd()

@@ -40,7 +40,7 @@ _LOOKED_AT = (
     file_names.RUN,
     file_names.RUN_ID,
     file_names.SUBMISSION,
-    file_names.REFUSED,
+    file_names.ENDED,
     file_names.STATUS,
     file_names.ATTEMPTS,
 )
@@ -250,7 +250,7 @@ def read_directory(
     row = _row(directory, files, outcomes, state)
     row["no_peak_reason"] = last_none
     if refused and files.refused is not None:
-        row.update(why=files.refused.get("words", ""), launcher="slurm")
+        row.update(why=files.refused, launcher="slurm")
     _add_cause(row, outcomes, causes)
     if not is_rehearsal(files.run):
         row |= stop_columns(files.run, outcomes, summaries, causes)

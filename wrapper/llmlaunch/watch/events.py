@@ -198,8 +198,8 @@ class EventReader:
     def _milestones(self, number: int, attempt: Attempt, newest: bool) -> Iterator[Event]:
         """Yield, each once, that an attempt got a stop signal, that it hangs, what became of its loss, that it ended
         and what comes next."""
-        if attempt.stop_signals and not attempt.has_failed_node and self._first("told", attempt.name):
-            yield Event(attempt_stopping(number, list(attempt.stop_signals.values())))
+        if attempt.stop_signal and not attempt.has_failed_node and self._first("told", attempt.name):
+            yield Event(attempt_stopping(number, attempt.stop_signal))
         hung = attempt.progress.get("hung")
         if hung is not None and self._first("hung", attempt.name):
             yield Event(attempt_hangs(number, hung))
