@@ -83,7 +83,7 @@ def test_a_megatron_command_becomes_a_recipe_on_the_machine_that_was_seen(
 
 
 def test_the_next_check_of_its_recipe_shows_what_it_used(observed: Callable[..., Path], llmlaunch: CommandLine) -> None:
-    directory = observed(MEGATRON)
+    directory = observed(MEGATRON, earlier=True)
     llmlaunch("collect", directory)
     check = llmlaunch("check", "-v", directory / "recipe.yaml", code=(0, 3))
     assert "This recipe ran " in check.stdout

@@ -68,6 +68,13 @@ def test_every_statement_keeps_its_line_without_docstrings_and_comments() -> Non
     assert all(bare.splitlines()[number] == source.splitlines()[number] for number in lines)
 
 
+def test_meanings_of_fields_and_imports_of_type_checkers_are_left_out() -> None:
+    source = (
+        'X = 1\n"""What it is."""\nif TYPE_CHECKING:\n    import os\n\nclass A:\n    x: int\n    """One\n    more."""\n'
+    )
+    assert bare_source(source) == "X = 1\n\n\n\n\nclass A:\n    x: int\n\n\n"
+
+
 def test_every_file_of_ours_is_python_3_9() -> None:
     archive = zipfile.ZipFile(io.BytesIO(node_archive()))
     for name in archive.namelist():
