@@ -11,6 +11,8 @@ from ..causes.suspects import ENOUGH_SIGNS, signs_against
 from ..rundir import file_names
 from ..rundir.files import read_object
 from ..rundir.run_file import LossPolicy
+from ..rundir.schema import sound
+from ..rundir.submission_files import SubmissionFile
 from ..rundir.values import counted, is_for_fewer_nodes, job_of
 from .checkpoint import is_load_failure
 from .restart_bounds import Bounds
@@ -231,9 +233,8 @@ def layout_of(attempt: Attempt) -> str:
 def of_this_submission(attempts: list[Attempt], run_directory: Path, attempt: str) -> list[Attempt]:
     """Those of the same job or chain of jobs as `attempt`: a person who resumes a run starts counting again."""
     job = job_of(attempt)
-    submission = read_object(run_directory / file_names.SUBMISSION) or {}
-    chain = submission.get("chain")
-    jobs = {str(submission.get("job_id")), *(str(link) for link in (chain if isinstance(chain, list) else []))}
+    submission = sound(SubmissionFile, read_object(run_directory / file_names.SUBMISSION)) or SubmissionFile()
+    jobs = {submission.get("job_id", ""), *submission.get("chain", [])}
     if job not in jobs:  # handed to sbatch by hand
         jobs = {job}
     return [earlier for earlier in attempts if job_of(earlier.name) in jobs]
