@@ -7,8 +7,6 @@ from typing import Literal
 from llmlaunch.documents.keys import key, section
 from llmlaunch.frozen import frozen
 
-PRECISIONS = ("bf16", "fp16", "fp32")
-
 
 @frozen
 class Workload:

@@ -45,7 +45,6 @@ OF_TRAINING = (
     *("gradient_dtype", "async_save", "start_from"),
 )
 OF_BACKEND = ("name", "script", "script_kind", "script_args", "extra_args", "ds_config", "libraries")
-PATHS = ("start_from", "script")  # of which it matters that they are named
 
 
 class Unsupported(Exception):

@@ -47,12 +47,12 @@ from llmlaunch.techniques.what_ifs import SampledInputs, Swap, WeightVersions, Z
 
 @section
 class ActivationTreatments(CheckpointOffload, ModuleOffload, Recompute):
-    """What the first phase of a search combines with every layout, because it decides what fits: of activations."""
+    """What a search combines with every layout, because it decides what fits: techniques for activations."""
 
 
 @section
 class StateTreatments(HostParameters, HostOptimizer):
-    """The same of the model states."""
+    """What a search combines with every layout, because it decides what fits: techniques for model states."""
 
 
 @section
@@ -67,7 +67,7 @@ class Switches(
     MlpChunks,
     Loss,
 ):
-    """What the second phase of a search tries on the best layouts."""
+    """What a search adds to a layout whose treatments are chosen: mostly they change its time, and little of what fits."""
 
 
 @section
