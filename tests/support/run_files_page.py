@@ -22,9 +22,10 @@ PLAIN = {"str": "text", "int": "whole number", "float": "number", "bool": "true 
 HEAD = """\
 # Files of a run directory
 
-The keys of each file of [a run directory](run-directory.md) that holds JSON. Each file is read with bounded size. Keys
-that are not listed here are ignored, and a value of another type counts as null or is left out. `a[].b` is the key `b`
-of each object in the list `a`, and `a.*.b` that of each object that `a` holds by name. Times are seconds since 1970.
+This page lists the keys of the JSON files in [a run directory](run-directory.md) that have a schema. Readers limit the
+size of each file, ignore keys that are not listed here, and treat a value of another type as null, empty or absent.
+`a[].b` is the key `b` of each object in the list `a`; `a.*.b` is the key `b` of each object in `a`, whose own keys are
+names. Unix seconds are seconds since 1970.
 """
 
 
@@ -61,7 +62,7 @@ def anchor(kind: FileKind) -> str:
 
 def _section(kind: FileKind) -> str:
     assert kind.schema is not None
-    lines = "One JSON object a line. " if kind.path.endswith(".jsonl") else ""
+    lines = "One JSON object per line. " if kind.path.endswith(".jsonl") else ""
     rows = "".join(f"| `{key}` | {words} | {about} |\n" for key, words, about in rows_of(kind.schema))
     return f"\n## `{kind.path}`\n{lines}{docstring(kind.schema)}\n\n| key | value | meaning |\n|---|---|---|\n{rows}"
 

@@ -10,246 +10,250 @@ from .schema import Amount, Bytes, Count, Host, Seconds, Step, Time
 
 
 class RollbackRecord(TypedDict, total=False):
-    """Why an attempt began with an older checkpoint than the last."""
+    """Why an attempt went back to an older checkpoint."""
 
     since_step: Step | None
-    """where the loss went bad"""
+    """first step with a bad loss"""
     to_step: Step | None
-    """of the checkpoint that it went back to"""
+    """step of the checkpoint from which training continues"""
     skip: list[Step] | None
-    """first and last step whose batches are left out for it"""
+    """first and last step whose batches are skipped because of the rollback; null if none are"""
     set_aside: list[str]
-    """folders of newer checkpoints, renamed"""
+    """folders of the newer checkpoints, which were renamed"""
 
 
 class SkippedCheckpoint(TypedDict):
-    """A checkpoint that an attempt did not begin with."""
+    """A checkpoint from which an attempt could not start."""
 
     step: Step
-    """of the checkpoint"""
+    """step of the checkpoint"""
     why: str
-    """what is damaged"""
+    """what is damaged, in words"""
 
 
 class PreflightResult(TypedDict, total=False):
-    """What the preflight chose."""
+    """The result of the preflight."""
 
     nodes: list[Host]
-    """that train; empty if too few are good"""
+    """nodes chosen for the training; empty if too few are good"""
     spare: list[Host]
-    """good ones that are left"""
+    """good nodes that are kept in reserve"""
     bad: dict[str, str]
-    """what is wrong with each of the others, by name"""
+    """what is wrong with each bad node, by node"""
     warnings: list[str]
-    """what all nodes lack"""
+    """problems that all nodes share"""
     why: str
-    """in words"""
+    """summary of the result, in words"""
 
 
 class AttemptStart(TypedDict, total=False):
-    """How an attempt began. The job writes it before it starts the training, and adds what happens until the training
-    has started: the preflight, what is built first, the order of the nodes; and the signal that ends it."""
+    """How an attempt began. The job writes the file before it starts the training. Until the training has started, the
+    job adds what happens: the preflight, what is built beforehand, the order of the nodes. Later it adds the signal
+    that ends the attempt."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     attempt: str
-    """its name"""
+    """name of the attempt"""
     layout: str
-    """empty for the planned layout, else `fallback/K` or `nodes/N`"""
+    """folder of the layout: `fallback/K`, `nodes/N`, or empty for the planned layout"""
     fallback: bool
-    """whether it was started in the allocation of the attempt before"""
+    """whether the attempt continues in the allocation of the one before it without counting as a restart"""
     cluster: str | None
-    """SLURM's name of it"""
+    """name of the cluster in SLURM; null without SLURM"""
     nodes: list[Host]
-    """the nodes it trains on, in SLURM's order"""
+    """nodes that train, in SLURM's order"""
     started_at: Time | None
-    """when it began"""
+    """time at which the attempt began"""
     from_step: Step | None
-    """of the checkpoint it begins with; 0 without one"""
+    """step of the checkpoint from which the attempt starts; 0 without a checkpoint"""
     tracker_step: Step | None
-    """the step that the checkpoints' tracker file names"""
+    """step named by the checkpoints' tracker file"""
     checkpoint_changed_ns: Count | None
-    """when a file of the checkpoint was last written, in nanoseconds by its file system"""
+    """time at which a file of the checkpoint was last written, in nanoseconds, by the clock of its file system"""
     skipped: list[SkippedCheckpoint]
     """newer checkpoints that are damaged"""
     note: str
-    """what was unusual about the checkpoint; empty if nothing"""
+    """anything unusual about the checkpoint, in words; empty if there is nothing"""
     skips: list[list[Step]]
-    """first and last step of each range whose batches are left out after a rollback"""
+    """first and last step of each range whose batches are skipped after a rollback"""
     rollback: RollbackRecord | None
-    """null unless it went back to an older checkpoint"""
+    """why the attempt went back to an older checkpoint; null if it did not"""
     loss_limit: float | None
-    """after a rollback, the highest loss that counts as usual"""
+    """highest loss that counts as normal after a rollback"""
     preflight: PreflightResult
-    """what the preflight chose; absent without one"""
+    """result of the preflight; absent without one"""
     prepared: bool
-    """whether arguments were checked, and what is built before the first training is built; absent before that"""
+    """whether the arguments have been checked and everything needed for the first training has been built; absent
+    before that"""
     placement: NodeOrder
-    """the order of the nodes; absent for one that nobody chose"""
+    """chosen order of the nodes; absent if the job does not choose one"""
     stop_signal: str
-    """the signal that asked it to save and stop; absent without one"""
+    """signal that asked the attempt to save and stop; absent if there was none"""
     child: Count | None
-    """of an observed command: its process"""
+    """process id of the observed command; only in observed runs"""
     observed: ObservedCommand
-    """the command that was observed; absent of a run that llmlaunch launched"""
+    """the observed command; absent from runs that llmlaunch launched"""
     log: str
-    """of an observed command: the file its output goes to, if it is known"""
+    """file that receives the output of the observed command, if known; only in observed runs"""
     log_offset: Count
-    """of an observed command: the length of that file when it began, in bytes"""
+    """size of the log file in bytes when the observed command began; only in observed runs"""
 
 
 class Hang(TypedDict, total=False):
-    """A training that makes no step."""
+    """A training that makes no progress."""
 
     since_seconds: Seconds | None
-    """since the last sign of progress"""
+    """time since the last sign of progress"""
     allowed_seconds: Seconds | None
-    """how long it may take"""
+    """longest time allowed without progress"""
     what: str
-    """that is waited for: `first step`, `a step` or `saving`"""
+    """what is overdue: `first step`, `a step` or `saving`"""
     where: str
-    """where the ranks are"""
+    """where the ranks are, according to their stacks"""
 
 
 class NotFinite(TypedDict, total=False):
-    """A loss that is no number."""
+    """A loss that is NaN or infinite."""
 
     loss: str
-    """`nan`, `inf` or `-inf`"""
+    """the loss: `nan`, `inf` or `-inf`"""
     since_step: Step | None
-    """the first such step"""
+    """first step with a loss that is NaN or infinite"""
 
 
 class BadLossRecord(TypedDict, total=False):
-    """The last time that the loss went bad, over or not (watchdog.md)."""
+    """The most recent period of bad loss, whether it is over or not (watchdog.md)."""
 
     kind: str
-    """`not_finite` or `spike`"""
+    """kind of bad loss: `not_finite` or `spike`"""
     since_step: Step | None
-    """the first bad step"""
+    """first bad step"""
     good_step: Step | None
-    """the last good one before it"""
+    """last good step before the bad ones"""
     usual: float | None
-    """the median loss before it"""
+    """median loss before the bad steps"""
     loss: float | str | None
-    """a number, or `nan`, `inf` or `-inf`"""
+    """the bad loss: a number, or `nan`, `inf` or `-inf`"""
     limit: float | None
-    """the highest loss that counted as usual"""
+    """highest loss that counted as normal"""
     recovered_step: Step | None
-    """the first good step after it; null while it lasts"""
+    """first good step after the bad ones; null until the loss recovers"""
     ended: bool
-    """whether the watchdog ended the training for it"""
+    """whether the watchdog ended the training because of the loss"""
 
 
 class StepsBehind(TypedDict, total=False):
     """Trainers that did not load their checkpoint."""
 
     first_step: Step | None
-    """that they logged"""
+    """first step that the trainers logged"""
     checkpoint_step: Step | None
-    """that they should have gone on from"""
+    """step of the checkpoint from which the trainers should have continued"""
 
 
 class _SlowDevice(TypedDict):
     """A GPU that is slower than its peers (pace.md)."""
 
     node: Host
-    """where it is"""
+    """node of the GPU"""
     device: Count
-    """its index in NVML"""
+    """NVML index of the GPU"""
     factor: Amount
-    """how many times slower than its peers"""
+    """how many times slower than its peers the GPU is"""
     since: Time
-    """when that was first seen"""
+    """time at which the GPU was first seen to be slow"""
 
 
 class SlowEntry(_SlowDevice, total=False):
     """A GPU that is slower than its peers (pace.md)."""
 
     uuid: str | None
-    """its name in NVML"""
+    """UUID of the GPU"""
     signs: list[str]
-    """what shows it"""
+    """evidence that the GPU is slow, in words"""
 
 
 class Progress(TypedDict, total=False):
-    """How far an attempt is. Absent until the first step, hang or slow device; null is what no log line said."""
+    """The progress of an attempt. The file is absent until the first step, hang or slow device. A value is null if no
+    log line has shown it."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     step: Step | None
-    """the last"""
+    """last step logged"""
     steps: Step | None
-    """all that are planned"""
+    """number of steps planned"""
     loss: float | None
-    """the last that was finite; null while it is not"""
+    """last loss; null while it is NaN or infinite"""
     not_finite: NotFinite | None
-    """null while the loss is finite"""
+    """the NaN or infinite loss; null while the loss is finite"""
     tokens_per_second: Amount | None
-    """of the job"""
+    """throughput of the whole job"""
     step_seconds: Seconds | None
-    """median of the last 50 steps"""
+    """median step time, over the last 50 steps"""
     tracker_step: Step | None
-    """the furthest step that the checkpoints' tracker file named"""
+    """highest step that the checkpoints' tracker file has named"""
     first_step: Step | None
-    """the first that was logged"""
+    """first step logged"""
     first_step_at: Time | None
-    """when that was"""
+    """time at which the first step was logged"""
     at: Time | None
-    """when the last step was logged"""
+    """time at which the last step was logged"""
     hung: Hang | None
-    """null while steps are made in time"""
+    """the hang; null while steps arrive in time"""
     behind: StepsBehind | None
-    """null unless the trainers did not load their checkpoint"""
+    """evidence that the trainers did not load their checkpoint; null if there is none"""
     good_step: Step | None
-    """the last whose loss was as usual"""
+    """last step with a normal loss"""
     bad_loss: BadLossRecord | None
-    """null unless the loss went bad once"""
+    """the most recent period of bad loss; null if there was none"""
     slow: list[SlowEntry]
-    """the devices that are slow now"""
+    """devices that are slow at present"""
     replaced: list[Host]
-    """slow nodes for which the trainers were asked to save and end; absent if none"""
+    """slow nodes to be replaced, for which the trainers were asked to save and end; absent if there are none"""
 
 
 class _Rank(TypedDict):
     rank: Count
-    """its global number"""
+    """global rank"""
 
 
 class RankRecord(_Rank, total=False):
-    """A rank: one line when its trainer starts, one when it ends; the last of a rank counts, and lines may be empty. A
-    record without `ended_at` after the job: the node's program was killed, or the disk was full."""
+    """The record of one rank: one line when its trainer starts and one when it ends. The last line of a rank counts;
+    lines may be empty. If a record still has no `ended_at` after the job, the node's program was killed or the disk was
+    full."""
 
     v: int
-    """1"""
+    """version of this format: 1"""
     local_rank: Count | None
-    """its number on the node"""
+    """rank within the node"""
     world_size: Count | None
-    """of an observed rank: how many there are"""
+    """number of ranks in the job; only for observed ranks"""
     local_world_size: Count | None
-    """of an observed rank: how many there are on the node"""
+    """number of ranks on the node; only for observed ranks"""
     node: Host | None
-    """where it runs"""
+    """node on which the rank runs"""
     pid: Count | None
     """process id of the trainer (in runs of early versions, of its wrapper)"""
     program_pid: Count | None
     """process id of the trainer"""
     started_at: Time | None
-    """when it was started"""
+    """time at which the trainer started"""
     ended_at: Time | None
-    """null while it runs"""
+    """time at which the trainer ended; null while it runs"""
     exit_code: int | None
-    """null while it runs and where a signal ended it"""
+    """exit code of the trainer; null while it runs, or if a signal ended it"""
     signal: str | None
-    """name of the signal that ended it, such as `SIGKILL`"""
+    """name of the signal that ended the trainer, such as `SIGKILL`; null if none did"""
     resident_peak_bytes: Bytes | None
-    """the kernel's own maximum (`ru_maxrss`); null while it runs"""
+    """peak resident memory as the kernel counted it (`ru_maxrss`); null while it runs"""
     visible_devices: str | None
-    """CUDA_VISIBLE_DEVICES"""
+    """value of CUDA_VISIBLE_DEVICES"""
     python: str | None
-    """of an observed rank: its Python"""
+    """Python interpreter of the rank; only for observed ranks"""
     source: str | None
-    """of an observed rank: the variable that says its number"""
+    """environment variable from which the rank was read; only for observed ranks"""
 
 
 class RankCause(TypedDict, total=False):
@@ -260,149 +264,149 @@ class RankCause(TypedDict, total=False):
     line: str
     """the message"""
     numbers: dict[str, Any]
-    """those of the message, in bytes where the name says so"""
+    """numbers in the message; in bytes where the name says so"""
 
 
 class Blame(TypedDict, total=False):
-    """Whom a hang points at."""
+    """What a hang points at."""
 
     kind: str
-    """`absent` (never came), `stuck` (its device did not go on), `no_answer` (wrote no stacks); `mismatch` and `circle`
-    are the program's fault"""
+    """`absent` (the ranks never came), `stuck` (their devices did not get through), `no_answer` (they wrote no stacks);
+    `mismatch` and `circle` are faults of the program"""
     rank: Count | None
-    """the first to blame; null where nobody is"""
+    """first rank to blame; null if none is"""
     device: Count | None
-    """its number on the node"""
+    """local rank of the first rank to blame"""
     node: Host | None
-    """of all that are to blame, where that is one"""
+    """node of all ranks to blame; null if they are on several nodes"""
     ranks: list[Count]
-    """all that are to blame"""
+    """all ranks to blame"""
     why: str
-    """in words"""
+    """explanation of the blame, in words"""
 
 
 class _Kind(TypedDict):
     kind: str
-    """one of [the kinds](causes.md)"""
+    """kind of cause: one of [these](causes.md)"""
 
 
 class Cause(_Kind, total=False):
-    """What ended an attempt, or the trainers of a node (causes.md)."""
+    """What ended an attempt, or the trainers of one node (causes.md)."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     node: Host | None
-    """where it happened"""
+    """node on which it happened"""
     rank: Count | None
-    """global rank that it happened to; of a hang, the rank that is to blame"""
+    """global rank to which it happened; for a hang, the rank to blame"""
     line: str
-    """the line that shows it, at most 400 characters"""
+    """log line that shows it, at most 400 characters"""
     source: str
-    """`log`, `ranks`, `kernel`, `monitor`, `disk` or `preflight`; in `status.json` also `watchdog`, `slurm`, `begin`,
-    `finish` and `job`"""
+    """where it was found: `log`, `ranks`, `kernel`, `monitor`, `disk` or `preflight`; in `status.json` also `watchdog`,
+    `slurm`, `begin`, `finish` or `job`"""
     numbers: dict[str, Any]
-    """those of the message, in bytes where the name says so"""
+    """numbers in the line; in bytes where the name says so"""
     sick: bool
-    """whether that host is at fault, by [one or two signs](causes.md#nodes-at-fault)"""
+    """whether the node is at fault, judged by [one or two signs](causes.md#nodes-at-fault)"""
     consequence: bool
-    """whether it only reports that something else ended"""
+    """whether the line only reports that something else ended"""
     at: Time | None
-    """when, by that node's clock"""
+    """time at which it happened, by the clock of that node"""
     count: Count
-    """how often it happened, where that matters"""
+    """number of times it happened, where that matters"""
     nodes: list[Host]
-    """the hosts at fault, where there are several"""
+    """the nodes at fault, if there are several"""
     facts: dict[str, str]
-    """texts from the line and those before it: `ours`, `theirs` and `of` of a mismatch, `missing`, `phase` (what the
-    framework was doing), `doing` and `operation` of a hang"""
+    """texts taken from the line and the lines before it: `ours`, `theirs` and `of` for a mismatch; `missing`; `phase`
+    (what the framework was doing); `doing` and `operation` for a hang"""
     ranks: list[RankCause]
-    """every rank of the node with such a message; always with `oom`"""
+    """each rank of the node with such a message, if there are several; always present for `oom`"""
     blame: Blame | None
-    """of a hang that points at somebody"""
+    """what a hang points at; null if it points at nothing"""
     suspects: dict[str, list[str]]
-    """signs against each node"""
+    """signs against each node, by node"""
 
 
 class NodeEnd(TypedDict, total=False):
-    """A node of an attempt."""
+    """How the attempt ended on one node."""
 
     node: Host | None
-    """null for each node that left neither a marker nor a record"""
+    """name of the node; null if it left neither a marker nor a rank record"""
     done: bool
-    """whether all its trainers ended with 0"""
+    """whether all trainers of the node exited with 0"""
 
 
 class NextStep(TypedDict, total=False):
-    """What follows an attempt."""
+    """What happens after an attempt."""
 
     action: str
-    """`end`, `again`, `rollback`, `fallback`, `restart`, `requeue` or `chain`"""
+    """what follows: `end`, `again`, `rollback`, `fallback`, `restart`, `requeue` or `chain`"""
     why: str
-    """in words"""
+    """reason for what follows, in words"""
     layout: str
-    """that the next attempt runs"""
+    """layout of the next attempt"""
     seconds: Count | None
-    """to wait before it"""
+    """seconds to wait before the next attempt"""
     nodes: list[Host]
-    """of a restart in the same allocation"""
+    """nodes of the next attempt, if it restarts in the same allocation"""
 
 
 class Status(TypedDict, total=False):
-    """How an attempt ended. The one in the run directory is the latest attempt's."""
+    """How an attempt ended. The file in the run directory itself describes the latest attempt."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     attempt: str
-    """its name"""
+    """name of the attempt"""
     state: str
-    """`succeeded`, `failed` or `stopped`"""
+    """outcome: `succeeded`, `failed` or `stopped`"""
     exit_code: int | None
-    """of the job"""
+    """exit code of the job"""
     nodes: list[NodeEnd]
-    """those that left a marker or a rank record, and as many unnamed ones as did not"""
+    """nodes that left a marker or a rank record, and one unnamed entry for each node that left neither"""
     ranks: list[RankRecord]
-    """by rank; empty if it ended before it trained"""
+    """records of all ranks, ordered by rank; empty if the attempt ended before it trained"""
     ended_at: Time | None
-    """when it was judged"""
+    """time at which the end was judged"""
     why: str
-    """the sentence that the job says, such as `rank 1 on node n2 was ended by SIGKILL`"""
+    """how it ended, as the job reports it, such as `rank 1 on node n2 was ended by SIGKILL`"""
     layout: str
-    """as in `attempt.json`"""
+    """folder of the layout: `fallback/K`, `nodes/N`, or empty for the planned layout"""
     cause: Cause | None
-    """null if nothing ended it, or nobody knows what"""
+    """what ended the attempt; null if nothing did, or if the cause is unknown"""
     step: Step | None
-    """the last that was seen in the log"""
+    """last step seen in the log"""
     saved_step: Step | None
-    """of the last checkpoint"""
+    """step of the last checkpoint"""
     tracker_step: Step | None
-    """that the checkpoints' tracker file names"""
+    """step named by the checkpoints' tracker file"""
     slow: list[SlowEntry]
-    """that of `progress.json` at the end"""
+    """devices that were slow at the end, as in `progress.json`"""
     restarts: Count | None
-    """how often the run was restarted before"""
+    """number of earlier restarts of the run"""
     fruitless: Count | None
-    """attempts in a row that got no further"""
+    """number of consecutive attempts that made no progress"""
     left_out: list[Host]
-    """nodes that this job does not train on again in its allocation"""
+    """nodes of the allocation on which this job does not train again"""
     next: NextStep | None
-    """what follows"""
+    """what happens after the attempt"""
 
 
 class NoticeLine(TypedDict, total=False):
-    """A notice and what became of it. One whose last line says null was on its way when its job was killed. The address
-    of the webhook is in no line."""
+    """A notice and its delivery. If the last line of a notice has null in `delivered`, its job was killed while the
+    notice was being sent. No line contains the address of the webhook."""
 
     v: int
-    """1"""
+    """version of this format: 1"""
     at: Time | None
-    """when this line was written"""
+    """time at which the line was written"""
     event: str
-    """one of [the events](notices.md)"""
+    """event that is reported: one of [these](notices.md)"""
     text: str
-    """the notice"""
+    """text of the notice"""
     to: str
-    """`webhook` or `command`; empty for the notices that were left out because there were too many"""
+    """receiver: `webhook` or `command`; empty if the notice was dropped because there were too many"""
     delivered: bool | None
-    """null while it is being sent"""
+    """whether the notice was delivered; null while it is being sent"""
     why: str | None
-    """what kept it from its receiver"""
+    """why it was not delivered"""

@@ -8,47 +8,47 @@ from .schema import Amount, Bytes, Count, Host, Seconds, Time
 
 
 class GpuSample(TypedDict, total=False):
-    """One GPU, or a MIG slice of one. Null is what the driver does not say: all of them before its first answer. Peaks
-    are of the attempt so far."""
+    """One GPU or MIG slice. A value is null if the driver does not report it; all values are null until the driver
+    first answers. Peaks cover the attempt so far."""
 
     index: Count | None
-    """NVML's"""
+    """NVML index of the GPU"""
     uuid: str
-    """`GPU-...`, or `MIG-...` of a slice"""
+    """UUID of the device: `GPU-...`, or `MIG-...` for a slice"""
     mig: str | None
-    """of a slice, the uuid of its GPU"""
+    """UUID of the GPU that a MIG slice belongs to; null if the device is no slice"""
     name: str | None
-    """such as `NVIDIA H100 80GB HBM3`"""
+    """product name, such as `NVIDIA H100 80GB HBM3`"""
     pci: str
-    """its address"""
+    """PCI address of the GPU"""
     total_bytes: Bytes | None
-    """its memory"""
+    """memory of the device"""
     reserved_bytes: Bytes | None
-    """what the driver keeps; null before R510"""
+    """memory that the driver reserves for itself; null before R510"""
     used_bytes: Bytes | None
-    """by the last sample"""
+    """memory in use at the last sample"""
     device_peak_bytes: Bytes | None
-    """of all processes"""
+    """peak memory in use, summed over all processes"""
     baseline_bytes: Bytes | None
-    """before the trainer"""
+    """memory in use before the trainer started"""
     process_peak_bytes: dict[str, Bytes]
-    """largest sample of the driver's process list, by process id"""
+    """largest sample in the driver's process list, by process id"""
     accounting_peak_bytes: dict[str, Bytes]
-    """the driver's own maximum, by process id"""
+    """peak in the driver's accounting, by process id"""
     utilization_percent: Amount | None
-    """mean"""
+    """mean utilization of the GPU"""
     power_watts: Amount | None
-    """mean"""
+    """mean power of the GPU"""
     power_source: str | None
-    """how power was read"""
+    """how the mean power was measured"""
     power_peak_watts: Amount | None
-    """highest sample"""
+    """highest power sample of the GPU"""
     samples: Count | None
-    """behind the means"""
+    """number of samples of the memory in use"""
     lost: int | None
-    """NVML's code once it is lost"""
+    """NVML error code if the GPU was lost"""
     unavailable: dict[str, int]
-    """NVML's code of each call that it does not answer"""
+    """NVML error code of each call that the driver does not support, by call"""
 
 
 class _RankMemory(TypedDict):
@@ -57,183 +57,187 @@ class _RankMemory(TypedDict):
 
 
 class ProcessSample(_RankMemory, total=False):
-    """A rank of this node."""
+    """The resident memory of one rank."""
 
     pid: Count | None
-    """the record's `program_pid`"""
+    """process id, as `program_pid` of the rank's record"""
     resident_bytes: Bytes | None
-    """null once it ended"""
+    """resident memory now; null once the process has ended"""
     resident_peak_bytes: Bytes | None
-    """the larger of what was seen and what the rank's record says; null if neither"""
+    """peak resident memory: the larger of the largest sample and the value in the rank's record; null if there is
+    neither"""
 
 
 class HostSample(TypedDict, total=False):
-    """Main memory of the node. Null is what the kernel does not say."""
+    """Main memory of the node. A value is null if the kernel does not report it."""
 
     used_peak_bytes: Bytes | None
-    """MemTotal - MemAvailable at its highest: the system and neighbours are in it"""
+    """peak of MemTotal - MemAvailable, which includes the operating system and other jobs"""
     total_bytes: Bytes | None
-    """MemTotal"""
+    """MemTotal of the node"""
     cgroup_peak_bytes: Bytes | None
-    """what the job was charged with, its file cache included"""
+    """peak memory charged to the job's cgroup, file cache included"""
     cgroup_limit_bytes: Bytes | None
-    """the most that it may be charged with"""
+    """memory limit of the job's cgroup"""
 
 
 class PrintedSample(_RankMemory, total=False):
-    """What a trainer printed into this node's log. Null is what it did not print."""
+    """Memory figures that a trainer printed to its node's log. A value is null if the trainer did not print it."""
 
     allocated_peak_bytes: Bytes | None
-    """torch's, since the framework last reset its counters"""
+    """torch's peak of allocated memory since the framework last reset its counters"""
     reserved_peak_bytes: Bytes | None
-    """torch's, likewise"""
+    """torch's peak of reserved memory since the framework last reset its counters"""
     device_bytes: Bytes | None
-    """the device's"""
+    """memory in use on the device"""
     source: str
-    """`megatron log` or `deepspeed log`"""
+    """which trainer printed it: `megatron log` or `deepspeed log`"""
 
 
 class PaceSample(TypedDict, total=False):
-    """One busy GPU within a window (pace.md)."""
+    """One busy GPU during one window (pace.md)."""
 
     index: Count | None
-    """NVML's"""
+    """NVML index of the GPU"""
     uuid: str | None
-    """its name"""
+    """UUID of the GPU"""
     name: str | None
-    """such as `NVIDIA H100 80GB HBM3`"""
+    """product name, such as `NVIDIA H100 80GB HBM3`"""
     samples: Count | None
-    """of the window"""
+    """number of samples in the window at which the GPU was busy"""
     clock_mhz: Amount | None
-    """mean of the SM clock"""
+    """mean SM clock of the GPU"""
     watts: Amount | None
-    """mean"""
+    """mean power of the GPU"""
     celsius: Amount | None
-    """highest"""
+    """highest temperature of the GPU"""
     reasons: dict[str, Amount]
-    """share of the samples that `power_cap`, `hw_slowdown`, `sw_thermal`, `hw_thermal` or `power_brake` held the clock
-    down"""
+    """share of the samples at which the clock was held down, by reason: `power_cap`, `hw_slowdown`, `sw_thermal`,
+    `hw_thermal` or `power_brake`"""
     corrected_ecc: Count | None
-    """errors since the monitor began"""
+    """number of corrected memory errors since the monitor started"""
     remapped_rows: Count | None
-    """since the monitor began"""
+    """number of memory rows remapped since the monitor started"""
 
 
 class _MonitorLine(TypedDict):
     attempt: str
-    """whose line it is: the file holds every attempt of this node, one after another"""
+    """attempt to which the line belongs; the file holds all attempts on this node, one after another"""
 
 
 class MonitorLine(_MonitorLine, total=False):
-    """What a monitor saw. Any one line with peaks is enough, since they are cumulative. No `end` event of an attempt
-    means that its monitor was lost; its last line still counts. A torn line is closed when the file is opened again,
-    and skipped by readers."""
+    """One event of a node's monitor. Peaks are cumulative, so any one line with peaks is enough. If an attempt has no
+    `end` event, its monitor was lost; its last line still counts. A torn line is closed when the file is opened again,
+    and readers skip it."""
 
     v: int
-    """1"""
+    """version of this format: 1"""
     event: str
-    """`start`, `beat` (at once when a peak rose by 1 GiB, every 10 s while one rises by steps of 64 MiB, else every
-    60 s), `pace` (each half minute, with GPUs), `end`, `no_nvml` (no library, no driver, or NVML failed for good;
-    before `start` in the first two cases), `gpu_skipped` (of each GPU that this job may not see), `gpu_lost` (once a
-    GPU), `nvml_stalled` (a call has taken 30 s), `nvml_back` (it returned)"""
+    """`start`; `beat` (at once when a peak has risen by 1 GiB, every 10 s while one rises in steps of 64 MiB, otherwise
+    every 60 s); `pace` (every half minute, if there are GPUs); `end`; `no_nvml` (there is no library or no driver, or
+    NVML failed for good; in the first two cases before `start`); `gpu_skipped` (once for each GPU that this job may not
+    see); `gpu_lost` (once for each GPU); `nvml_stalled` (a call has taken 30 s); `nvml_back` (that call returned)"""
     node: Host | None
-    """its node"""
+    """node of the monitor"""
     time: Time | None
-    """when it was written"""
+    """time at which the line was written"""
     gpus: list[GpuSample]
-    """`start`, `beat`, `end`: each GPU of the job"""
+    """`start`, `beat`, `end`: the GPUs of the job on this node"""
     processes: list[ProcessSample]
-    """`start`, `beat`, `end`: each rank"""
+    """`start`, `beat`, `end`: resident memory of each rank on this node"""
     host: HostSample | None
-    """`start`, `beat`, `end`: main memory"""
+    """`start`, `beat`, `end`: main memory of the node"""
     logged: list[PrintedSample]
-    """`start`, `beat`, `end`: what trainers printed"""
+    """`start`, `beat`, `end`: memory figures that trainers printed"""
     dropped: Count
-    """`start`, `beat`, `end`: lines that neither the run directory nor the spool could take so far"""
+    """`start`, `beat`, `end`: number of lines so far that could be written neither to the run directory nor to the
+    spool"""
     pid: Count
-    """`start`: of the monitor"""
+    """`start`: process id of the monitor"""
     driver: str | None
-    """`start`: its version"""
+    """`start`: version of the GPU driver"""
     interval_seconds: Seconds
-    """`start`: between two samples"""
+    """`start`: time between two samples"""
     window: Count
-    """`pace`: unix seconds divided by `seconds`"""
+    """`pace`: number of the window, which is unix seconds divided by `seconds`"""
     seconds: Seconds
     """`pace`: length of the window"""
     devices: list[PaceSample]
-    """`pace`: each GPU that was busy"""
+    """`pace`: the GPUs that were busy"""
     signal: str
-    """`end`: that asked it to end"""
+    """`end`: signal that ended the monitor"""
     nvml_answered: bool
-    """`end`: false if it was stuck in the driver"""
+    """`end`: false if the monitor was stuck in the driver"""
     cpu_seconds: Seconds
-    """`end`: that the monitor computed"""
+    """`end`: CPU time of the monitor"""
     wall_seconds: Seconds
-    """`end`: that it ran"""
+    """`end`: time that the monitor ran"""
     code: int | None
-    """`no_nvml`, `gpu_skipped`: NVML's"""
+    """`no_nvml`, `gpu_skipped`: NVML error code"""
     why: str
-    """`no_nvml`: in words"""
+    """`no_nvml`: reason in words"""
     index: Count | None
-    """`gpu_skipped`: NVML's"""
+    """`gpu_skipped`: NVML index of the GPU"""
     gpu: GpuSample
-    """`gpu_lost`: the last that is known of it"""
+    """`gpu_lost`: last known values of the GPU"""
     waiting_seconds: Seconds
-    """`nvml_stalled`, `nvml_back`: since the call"""
+    """`nvml_stalled`, `nvml_back`: time since the NVML call was made"""
 
 
 class _ProbedDevice(TypedDict):
     device: Count
-    """CUDA's index in that process"""
+    """CUDA index of the device in that process"""
 
 
 class ProbedDevice(_ProbedDevice, total=False):
     """One device that torch has used."""
 
     uuid: str | None
-    """`GPU-...`, or `MIG-...` of a slice"""
+    """UUID of the device: `GPU-...`, or `MIG-...` for a slice"""
     total_bytes: Bytes | None
-    """its memory"""
+    """memory of the device"""
     allocated_peak_bytes: Bytes | None
-    """of torch's caching allocator, as are the next five"""
+    """peak memory that torch's caching allocator had handed out"""
     active_peak_bytes: Bytes | None
-    """blocks that are allocated or not yet free again"""
+    """peak memory in the allocator's blocks that were in use or not yet free for reuse"""
     reserved_peak_bytes: Bytes | None
-    """what it holds of the device"""
+    """peak memory that the allocator held on the device"""
     reserved_bytes: Bytes | None
-    """the same, now"""
+    """memory that the allocator holds on the device now"""
     alloc_retries: Count | None
-    """how often it gave its cache back to go on"""
+    """number of times the allocator released its cache and tried again"""
     ooms: Count | None
-    """how often it ran out of memory"""
+    """number of times the allocator ran out of memory"""
     device_used_bytes: Bytes | None
-    """most of total - free: all processes"""
+    """peak of total - free memory of the device, which includes all processes"""
     outside_bytes: Bytes | None
-    """most of device used - reserved at one look: context, NCCL, workspaces, neighbours"""
+    """peak of the device's memory in use less torch's reserved memory, both read at the same moment: CUDA context,
+    NCCL, workspaces, other processes"""
 
 
 class _ProbeLine(TypedDict):
     rank: Count
     """global rank"""
     devices: list[ProbedDevice]
-    """that torch has used"""
+    """devices that torch has used"""
 
 
 class ProbeLine(_ProbeLine, total=False):
-    """What torch's allocator held at most in one process. The last line of a process (`rank`, `pid`) counts; lines may
-    be empty. A process writes when a number has risen: 2 s after its last line at the earliest, and 30 s if nothing has
-    risen by a 64th. That makes 10 to 100 lines of half a KiB, 4,000 at the very most for each counter of a device."""
+    """The memory peaks of torch's allocator in one process. The last line of each process (`rank`, `pid`) counts; lines
+    may be empty. A process writes a line when a number has risen, 2 s after its previous line at the earliest, or 30 s
+    if no number has risen by 1/64. That makes 10 to 100 lines of half a KiB, and at most 4,000 for each counter of a
+    device."""
 
     v: int
-    """1"""
+    """version of this format: 1"""
     local_rank: Count | None
-    """its number on the node"""
+    """rank within the node"""
     node: Host | None
-    """its node"""
+    """node on which the rank runs"""
     pid: Count | None
-    """its process id"""
+    """process id of the trainer"""
     at: Time | None
-    """when it was written"""
+    """time at which the line was written"""
     ended: bool
     """whether the process has ended"""
 
@@ -242,100 +246,100 @@ class NetworkPort(TypedDict, total=False):
     """An InfiniBand or RoCE port."""
 
     state: str
-    """as the kernel says, such as `4: ACTIVE`"""
+    """state of the port as the kernel reports it, such as `4: ACTIVE`"""
     phys_state: str
-    """the same of the link"""
+    """physical state of the port's link as the kernel reports it"""
     link_layer: str
-    """`InfiniBand` or `Ethernet`"""
+    """kind of network: `InfiniBand` or `Ethernet`"""
     gigabits: Amount
-    """a second; 0 if it is not active"""
+    """rate of the port in Gb/s; 0 if it is not active"""
 
 
 class PreflightLine(TypedDict, total=False):
-    """How far a node came when it was tried. The last line counts."""
+    """How far a node came in the preflight. The last line of the file counts."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     node: Host | None
-    """its name"""
+    """name of the node"""
     kind: str
-    """`gpu` or `cpu`"""
+    """kind of device: `gpu` or `cpu`"""
     stage: str | None
-    """the last that all devices reached"""
+    """last stage that all devices reached"""
     bad: str | None
-    """what is wrong with it"""
+    """what is wrong with the node, in words"""
     matmul_seconds: list[Seconds]
-    """of a product, by device"""
+    """time of one matrix product on each device"""
     ports: dict[str, NetworkPort]
-    """its network ports, by name"""
+    """network ports of the node, by name"""
     problems: dict[str, str]
-    """what it lacks, by a key that is the same on all nodes"""
+    """problems found on the node; a problem has the same key on every node"""
     at: Time | None
-    """when it was written"""
+    """time at which the line was written"""
 
 
 class MemoryCounters(TypedDict, total=False):
-    """The kernel's counters from before an observed command."""
+    """The kernel's memory counters before an observed command."""
 
     at: Time | None
-    """when"""
+    """time at which the counters were read"""
     oom_kills: Count | None
-    """processes of this cgroup that the kernel killed for want of memory"""
+    """number of processes in this cgroup that the kernel killed because memory ran out"""
     limit_bytes: Bytes | None
-    """the cgroup's limit"""
+    """memory limit of the cgroup"""
     peak_bytes: Bytes | None
-    """the cgroup's peak"""
+    """peak memory of the cgroup"""
 
 
 class ObservedEnd(TypedDict, total=False):
-    """One observed command."""
+    """How one observed command started and ended."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     node: Host | None
-    """where it runs"""
+    """node on which the command runs"""
     process: str
-    """its number in the step"""
+    """number of the command's task in its SLURM step"""
     observers: Count
-    """commands of the job that are observed"""
+    """number of the job's commands that are observed"""
     started_at: Time | None
-    """when it was started"""
+    """time at which the command started"""
     child: Count | None
-    """its process id"""
+    """process id of the command"""
     stop_signal: str
-    """the signal that asked it to stop; absent without one"""
+    """signal that asked the command to stop; absent if there was none"""
     ended_at: Time | None
-    """null or absent while it runs"""
+    """time at which the command ended; null or absent while it runs"""
     exit_code: int | None
-    """null where a signal ended it"""
+    """exit code; null if a signal ended the command"""
     signal: str | None
-    """name of the signal that ended it"""
+    """name of the signal that ended the command"""
     resident_peak_bytes: Bytes | None
-    """the kernel's own maximum"""
+    """peak resident memory, as the kernel counted it"""
     memory_before: MemoryCounters
-    """the kernel's counters from before it"""
+    """the kernel's memory counters before the command"""
 
 
 class ObservedCommand(TypedDict, total=False):
-    """A command that somebody else launched ([observe.md](observe.md)), without its secrets."""
+    """A command that llmlaunch did not launch ([observe.md](observe.md)), without its secrets."""
 
     job_id: str
-    """its job"""
+    """id of the command's job"""
     launcher: str
-    """`slurm` or `local`"""
+    """launcher of the command's job: `slurm` or `local`"""
     nodes: Count
-    """of its step"""
+    """number of nodes in the command's step"""
     observers: Count
-    """commands of the job that are observed"""
+    """number of the job's commands that are observed"""
     node_list: str | None
-    """SLURM's list of its nodes"""
+    """list of the command's nodes, in SLURM's notation"""
     folder: str
-    """where it was started"""
+    """folder in which the command was started"""
     command: list[str]
-    """its words"""
+    """the command as a list of words"""
     environment: dict[str, str]
-    """its variables, as far as they matter"""
+    """environment variables that matter to a training"""
     files: dict[str, str]
-    """text of files that the command names"""
+    """text of the JSON and YAML files that the command names, by name"""
     batch_script: str | None
-    """text of the job's script"""
+    """text of the job's batch script"""

@@ -11,80 +11,80 @@ class LayoutSizes(TypedDict, total=False):
     """Sizes of the parallel groups."""
 
     tensor: Count
-    """tensor parallel"""
+    """tensor-parallel size"""
     context: Count
-    """context parallel"""
+    """context-parallel size"""
     data: Count
-    """data parallel"""
+    """data-parallel size"""
     pipeline: Count
-    """pipeline parallel"""
+    """pipeline-parallel size"""
     virtual_pipeline: Count
-    """chunks of a stage"""
+    """number of chunks per pipeline stage"""
     expert: Count
-    """expert parallel"""
+    """expert-parallel size"""
     expert_tensor: Count
-    """tensor parallel within an expert"""
+    """tensor-parallel size within an expert"""
 
 
 class StepBytes(TypedDict, total=False):
     """What one device sends in one step ([placement.md](placement.md))."""
 
     pipeline: Volume
-    """to the next stage"""
+    """bytes sent to the next pipeline stage"""
     data: list[Volume]
-    """for gradients and parameters, per stage"""
+    """bytes sent to reduce gradients and gather parameters, for each stage"""
     expert_data: list[Volume]
-    """the same for experts, per stage"""
+    """bytes sent to reduce gradients and gather parameters of experts, for each stage"""
     expert: Volume
-    """of tokens to experts"""
+    """bytes of tokens sent to each other rank of the expert group"""
 
 
 class NodeBandwidths(TypedDict, total=False):
     """Measured bandwidth between nodes."""
 
     nodes: list[Host]
-    """names of the rows and columns"""
+    """nodes in the order of the rows and columns"""
     gigabytes_per_second: list[list[Amount]]
-    """from the row's node to the column's"""
+    """bandwidth from the node of the row to the node of the column"""
 
 
 class PlacementFile(TypedDict, total=False):
-    """What the job needs to order its nodes."""
+    """What the job needs to choose the order of its nodes."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     nodes: Count
-    """that train"""
+    """number of nodes that train"""
     devices_per_node: Count
-    """ranks of each"""
+    """number of ranks on each node"""
     nvlink_domain_devices: Count | None
-    """devices that NVLink joins, over nodes"""
+    """number of devices that one NVLink domain joins across nodes; null if NVLink stays within a node"""
     layout: LayoutSizes
     """sizes of the parallel groups"""
     bytes: StepBytes
     """what one device sends in one step"""
     fabric_gigabytes_per_second: Amount
-    """of the network, per device"""
+    """bandwidth between nodes for each device"""
     matrix: NodeBandwidths | None
-    """null if nothing was measured"""
+    """measured bandwidth between nodes; null if it was not measured"""
 
 
 class NodeOrder(TypedDict, total=False):
     """The order in which an attempt uses its nodes."""
 
     order: list[Host]
-    """names by node rank"""
+    """nodes in the order of their node ranks"""
     source: str
-    """`matrix`, `topology` or `slurm`"""
+    """what the order was chosen by: `matrix`, `topology` or, if it is unchanged, `slurm`"""
     seconds: Seconds
-    """of a step, between nodes; this key and those below are absent without a source"""
+    """predicted seconds that one step spends on traffic between nodes; absent if `source` is `slurm`"""
     slurm_order_seconds: Seconds
-    """the same in SLURM's order"""
+    """`seconds` in SLURM's order of the nodes; absent if `source` is `slurm`"""
     terms: dict[str, Seconds]
-    """`seconds` by term"""
+    """`seconds` by kind of traffic; absent if `source` is `slurm`"""
     slurm_order_terms: dict[str, Seconds]
-    """the same in SLURM's order"""
+    """`slurm_order_seconds` by kind of traffic; absent if `source` is `slurm`"""
     proved: bool
-    """no order is better"""
+    """whether it is proved that no order is better; absent if `source` is `slurm`"""
     why: str
-    """in words"""
+    """reason for the order, in words"""

@@ -16,361 +16,366 @@ class PredictedByKind(TypedDict, total=False):
     """The prediction by kind of peak."""
 
     allocated: list[Bytes]
-    """torch's allocated bytes of each pipeline rank"""
+    """predicted peak of torch's allocated bytes on each pipeline rank"""
     reserved: list[Bytes]
-    """torch's reserved bytes of each pipeline rank"""
+    """predicted peak of torch's reserved bytes on each pipeline rank"""
     host: Bytes | None
-    """main memory of a node"""
+    """predicted peak of main memory on one node"""
 
 
 class ProgressRules(TypedDict, total=False):
-    """How steps are read from the logs, and when one is overdue (watchdog.md). Times are null with `watchdog: off`."""
+    """How steps are read from the logs, and when a step is overdue (watchdog.md). With `watchdog: off`, `floor_seconds`
+    and `first_step_seconds` are null."""
 
     step_patterns: list[str]
-    """regular expressions of Python 3.8 that are searched in each line; their groups, any of which may lack, are
-    `step`, `steps`, `loss`, `tokens_per_second`, `seconds` and `milliseconds` of a step, and `nan`, which says in other
-    words that the loss is NaN"""
+    """regular expressions (Python 3.8) that are searched in each log line. Their groups are all optional: `step`,
+    `steps`, `loss`, `tokens_per_second`, the step's duration as `seconds` or `milliseconds`, and `nan`, which matches
+    if the line reports a NaN loss in other words"""
     slow_patterns: list[str]
-    """the same for lines after which a step may take longer"""
+    """regular expressions for log lines after which a step may take longer"""
     promised: bool
-    """whether step lines will come"""
+    """whether the trainer is certain to log its steps"""
     steps: Step | None
-    """all that are planned"""
+    """number of steps planned"""
     tokens_per_step: Count | None
-    """of the whole job"""
+    """tokens that the whole job processes in one step"""
     floor_seconds: Seconds | None
-    """below which no step is overdue"""
+    """shortest time after which a step may count as overdue"""
     first_step_seconds: Seconds | None
-    """that the first step may take"""
+    """time allowed for the first step"""
     save_every: Step | None
-    """steps between saves that no line announces"""
+    """number of steps between saves; null if log lines announce the saves"""
     evaluate_every: Step | None
-    """steps between evaluations that no line announces"""
+    """number of steps between evaluations, which log lines may not announce; null without evaluations"""
     saving_seconds: Seconds | None
-    """that a step with a save or an evaluation may take"""
+    """time allowed for a step with a save or an evaluation"""
 
 
 class RestartPolicy(TypedDict, total=False):
     """When an attempt that ended early is started again (recovery.md)."""
 
     by: str
-    """`requeue` or `chain`"""
+    """how a new job continues the run: `requeue` (the same job again) or `chain` (a follow-up job)"""
     within: str
-    """`job`: in the same allocation if that works; `queue`: never there"""
+    """where a failed attempt is restarted. `job`: in the same allocation if possible; `queue`: only by way of the
+    queue"""
     times: Count
-    """restarts at most"""
+    """maximum number of restarts"""
     fruitless: Count
-    """attempts in a row that got no further, at most"""
+    """maximum number of consecutive attempts that made no progress"""
     per_hour: Count | None
-    """failures within an hour, at most"""
+    """maximum number of failures within an hour; null: no limit"""
     lost_gpu_hours: Amount | None
-    """hours of all devices whose steps no checkpoint has, at most"""
+    """maximum device-hours spent on steps that no checkpoint holds"""
     backoff_seconds: Seconds
-    """to wait before the second restart in a row; doubled each time"""
+    """wait before the second restart in a row; doubled each time"""
     bad_checkpoint: str
-    """`previous`: go on from the one before; `stop`"""
+    """what to do if the last checkpoint cannot be loaded: `previous` (continue from the one before it) or `stop`"""
     slow_nodes: str
-    """`replace`; absent if slow nodes are only reported"""
+    """`replace` if slow nodes are replaced by spare ones; absent if they are only reported"""
 
 
 class Checkpoints(TypedDict, total=False):
-    """Where checkpoints are written."""
+    """Where and how often checkpoints are written."""
 
     path: str
-    """their folder"""
+    """folder of the checkpoints"""
     tracker: str
-    """the file that holds the last step saved"""
+    """name of the file that holds the number of the last step saved"""
     promised: bool
-    """false for a DeepSpeed script of your own: if it leaves no tracker, the last step that was due to be saved, by
-    what its log shows, stands for it"""
+    """whether the trainer is certain to write the tracker file; false for a DeepSpeed script of your own. If such a
+    script leaves no tracker file, the last step at which a save was due, judging by its log, is used instead"""
     interval: Step | None
-    """steps between saves"""
+    """number of steps between saves"""
     keep: Count
-    """how many complete ones stay; absent: all"""
+    """number of complete checkpoints that are kept; absent: all"""
     non_persistent: str
-    """folder in `path` of those of which only the newest stays; absent if there are none"""
+    """folder within `path` for checkpoints of which only the newest is kept; absent if there are none"""
 
 
 class FallbackLayout(TypedDict, total=False):
-    """A layout to fall back on, out of memory."""
+    """A layout to switch to after running out of memory."""
 
     layout: str
-    """`fallback/K`"""
+    """folder of the layout: `fallback/K`"""
     keeps_checkpoints: bool
-    """whether it can load those of the layout before it"""
+    """whether the layout can load the checkpoints of the layout before it"""
     loads: list[str]
-    """layouts before it whose checkpoints it can load; empty text is the planned one"""
+    """earlier layouts whose checkpoints the layout can load; the empty text stands for the planned layout"""
 
 
 class SmallerLayout(TypedDict, total=False):
-    """A layout on fewer nodes."""
+    """A layout for fewer nodes."""
 
     layout: str
-    """`nodes/N`"""
+    """folder of the layout: `nodes/N`"""
     nodes: Count
-    """how many"""
+    """number of nodes that train"""
     step_seconds: Seconds | None
-    """of a step"""
+    """predicted seconds of one step"""
 
 
 class FewerNodesRules(TypedDict, total=False):
-    """Layouts on fewer nodes than planned, with `nodes.at_least`."""
+    """Layouts for fewer nodes than planned."""
 
     step_seconds: Seconds | None
-    """of a step of the planned layout"""
+    """predicted seconds of one step of the planned layout"""
     usd_per_node_hour: Amount | None
-    """price, if it is known"""
+    """price of one node for one hour; null if unknown"""
     layouts: list[SmallerLayout]
-    """the most nodes first"""
+    """the layouts, from the most nodes to the fewest"""
 
 
 class LossPolicy(TypedDict, total=False):
-    """What follows a bad loss."""
+    """What happens when the loss goes bad."""
 
     action: str
-    """`tell`, `stop` or `rollback`"""
+    """`tell` (report it only), `stop` or `rollback`"""
     spike: bool
-    """whether a spike counts, too"""
+    """whether a spike is treated like NaN and infinity"""
     skip_batches: Count
-    """batches that are left out"""
+    """number of steps whose batches are skipped after a rollback"""
     times: Count
-    """rollbacks at most"""
+    """maximum number of rollbacks"""
 
 
 class NoticeTarget(TypedDict, total=False):
-    """Where notices go (notices.md)."""
+    """Where notices are sent (notices.md)."""
 
     webhook: str | None
-    """name of the variable that holds its address"""
+    """name of the environment variable that holds the webhook's address"""
     command: list[str]
-    """words of a command"""
+    """command that is run for each notice, as a list of words"""
     events: list[str] | None
-    """null: all"""
+    """events that are sent; null: all"""
 
 
 class ContainerRules(TypedDict, total=False):
-    """The container of the steps."""
+    """The container in which the nodes train."""
 
     runtime: str
-    """`pyxis`, `apptainer` ..."""
+    """program that runs the container: `pyxis`, `apptainer` ..."""
     image: str
-    """its image"""
+    """image of the container"""
     mounts: list[str]
-    """of the recipe"""
+    """mounts that the recipe lists"""
     is_imported: bool
-    """whether each node imports it first"""
+    """whether each node imports the image before the training"""
     paths: list[str]
-    """that are mounted because no mount brings them"""
+    """paths named in the recipe that no mount contains; each is mounted as well"""
     makes: str
-    """a folder to make; empty: none"""
+    """folder that is created before the container starts; empty: none"""
     has_gpus: bool
-    """whether it gets the devices"""
+    """whether the container gets the GPUs"""
 
 
 class JobRules(TypedDict, total=False):
-    """What `node.pyz job` reads. Only in the planned layout's `run.json`."""
+    """What `node.pyz job` reads. It is only in the `run.json` of the planned layout."""
 
     allocated: Count
-    """nodes of the job with the spare ones"""
+    """number of nodes in the job, spare ones included"""
     python: str
-    """the Python of the recipe; empty if it names none"""
+    """Python interpreter that the recipe names; empty if it names none"""
     secrets: list[str]
-    """names of variables"""
+    """names of the environment variables that hold secrets"""
     preflight: bool
-    """whether nodes are tried first"""
+    """whether the nodes are tested before the training"""
     prepares: bool
-    """whether one node checks or builds something first"""
+    """whether one node checks or builds something before the training"""
     is_placed: bool
-    """whether nodes are ordered by the network"""
+    """whether the nodes are ordered by their network"""
     is_probed: bool
-    """whether the probe runs"""
+    """whether the memory probe runs in the ranks"""
     waits_for_devices: bool
-    """whether devices must be empty before it starts again"""
+    """whether the job waits for GPU memory to be released before it trains again in the same allocation"""
     late_end_seconds: Seconds
-    """that the last node may end later than the first"""
+    """time that the remaining nodes get to end after the first node has ended well"""
     srun: list[str]
-    """words of the site for each srun"""
+    """additional srun options that the site needs"""
     step_gres: str
-    """`--gres` of the training step"""
+    """value of srun's `--gres`, for jobs that request a total number of GPUs; empty: none"""
     container: ContainerRules | None
-    """null without one"""
+    """the container in which the nodes train; null without one"""
 
 
 class NodeWord(TypedDict, total=False):
-    """A word that a node completes."""
+    """A word whose beginning is the value of an environment variable on the node."""
 
     variable: str
-    """a variable of the node"""
+    """environment variable of the node whose value begins the word"""
     suffix: str
-    """what follows its value"""
+    """text that follows the variable's value"""
 
 
 class TriedPaths(TypedDict, total=False):
-    """Paths that the preflight tries."""
+    """Paths that the preflight tests."""
 
     reads: list[str]
-    """to read"""
+    """paths that the preflight must be able to read"""
     writes: list[str]
-    """to write"""
+    """paths that the preflight must be able to write"""
 
 
 class TrackedRun(TypedDict, total=False):
-    """A run of Weights & Biases."""
+    """The run in Weights & Biases."""
 
     name: str | None
-    """its name"""
+    """name of the run in Weights & Biases; null: the run's id"""
     save_dir: str | None
-    """its folder"""
+    """folder for the files of Weights & Biases; null: the run directory"""
 
 
 class LaunchRules(TypedDict, total=False):
-    """What `node.pyz node` reads beside `command.txt`. A word is a text, or what a node completes."""
+    """What `node.pyz node` reads besides `command.txt`. A word is either a text or an object that each node completes
+    with one of its environment variables."""
 
     environment: dict[str, str | NodeWord]
-    """variables of the ranks"""
+    """environment variables of the ranks"""
     python_path: list[str | NodeWord]
-    """folders of PYTHONPATH; the last goes first"""
+    """folders that are put at the front of PYTHONPATH one by one, so the last one ends up first"""
     check: list[str | NodeWord]
-    """a command that checks the arguments"""
+    """command that checks the arguments; empty: none"""
     prepare: list[str | NodeWord]
-    """a command that builds what all will read"""
+    """command that builds files that all nodes read; empty: none"""
     workdir: str | NodeWord
-    """where the ranks start; empty: where the job does"""
+    """folder in which the ranks start; empty: the run directory"""
     required_variables: list[str]
-    """names of variables that must be set"""
+    """names of the environment variables that must be set on every node"""
     python: str
-    """as in `job`"""
+    """Python interpreter that the recipe names; empty if it names none"""
     in_container: bool
-    """whether the ranks run in one"""
+    """whether the ranks run in a container"""
     threads_on_host: bool
-    """whether ranks compute on the host, and so get its cores"""
+    """whether the optimizer steps on the CPU, so that each rank needs its share of the cores"""
     tokenizer: str
-    """on the hub, fetched before the training"""
+    """name of a tokenizer on the Hugging Face hub that each node downloads before the training; empty: none"""
     world_size: Count
-    """ranks of the job"""
+    """number of ranks in the job"""
     open_files: Count
-    """that a node may need"""
+    """number of files that one process of a node may need to keep open"""
     node_files: list[str]
-    """that each node copies to its own disk"""
+    """files of the run directory that each node copies to its own disk"""
     hook_files: list[str]
-    """that trainers import first"""
+    """files that the Python of each trainer imports first"""
     kind: str
-    """`gpu` or `cpu`"""
+    """kind of device: `gpu` or `cpu`"""
     tried_paths: TriedPaths
-    """that the preflight tries"""
+    """paths that the preflight tests"""
     by_itself: bool
-    """whether it is one process, whose environment says its rank"""
+    """whether the job is a single process, whose rank is given in `environment`"""
     monitor: list[str]
-    """words for the monitor"""
+    """arguments of the monitor"""
     wandb: TrackedRun | None
-    """null without it"""
+    """the run in Weights & Biases; null without one"""
     skip_flag: str
-    """the trainer's flag for steps to leave out; empty if it has none"""
+    """the trainer's flag for steps whose batches are skipped; empty if it has none"""
     flight_recorder: bool
-    """whether collectives are recorded"""
+    """whether NCCL's flight recorder is on"""
 
 
 class RehearsedStage(TypedDict, total=False):
-    """A rank that runs alone ([rehearse-gpu.md](rehearse-gpu.md), [store.md](store.md#rehearsed-ranks)). `nodes` and
-    `devices_per_node` are then 1 and `progress.steps` are its few; `pipeline` and `predicted_bytes` are the planned
-    job's; `measurement` is of what runs, and its one rank is of this `pipeline_rank`, whatever its number."""
+    """A rank that runs alone ([rehearse-gpu.md](rehearse-gpu.md), [store.md](store.md#rehearsed-ranks)). With this key,
+    `nodes` and `devices_per_node` are 1 and `progress.steps` is the short number of steps run; `pipeline` and
+    `predicted_bytes` describe the planned job; `measurement` describes what runs, and its one rank belongs to this
+    `pipeline_rank`, whatever its number."""
 
     pipeline_rank: Count | None
-    """that it is of"""
+    """pipeline rank that the process plays"""
     stands_for: list[Count] | None
-    """pipeline ranks that hold the same, itself among them"""
+    """pipeline ranks with the same memory, this one included"""
     on: str
-    """`gpu`"""
+    """where the rank runs: `gpu`"""
     notes: list[str]
-    """what runs otherwise than in the job"""
+    """differences between this run and the planned job, in words"""
     shape: str
-    """key of what its memory depends on"""
+    """key of everything that the rank's memory depends on"""
     recipe: dict[str, Any]
-    """of the job"""
+    """recipe of the planned job"""
     recipe_digest: str
-    """of the job"""
+    """digest of the planned job's recipe"""
     nodes: Count | None
-    """of the job"""
+    """number of nodes of the planned job"""
     layout: dict[str, Any]
-    """of the job"""
+    """layout of the planned job"""
     techniques: dict[str, Any]
-    """of the job"""
+    """techniques of the planned job"""
     gradient_dtype: str | None
-    """of the job"""
+    """gradient number format of the planned job"""
     left_out: list[Any]
-    """what the rank runs without, and its price"""
+    """techniques of the planned job that the rank runs without, each with its predicted cost"""
     as_run: dict[str, Any]
-    """shape and techniques of what runs, where they differ"""
+    """`shape` and `techniques` of what runs; absent if they equal the planned ones"""
 
 
 class RunFile(TypedDict, total=False):
-    """What the nodes and `collect` need of a layout. Pipeline parallelism is the outermost rank order
-    (`tp-cp-ep-dp-pp`), so `pipeline_rank = global_rank // (world_size // pipeline)`. What `llmlaunch observe` writes
-    holds `schema`, `name`, `observed`, `nodes`, `peak_kind` and `progress`, until `collect` has read the command."""
+    """What the nodes and `collect` need to know about a layout. Pipeline parallelism is the outermost rank order
+    (`tp-cp-ep-dp-pp`), so `pipeline_rank = global_rank // (world_size // pipeline)`. The file of an observed run has
+    only `schema`, `name`, `observed`, `nodes`, `peak_kind` and `progress` until `collect` has read the command."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     name: str
-    """of the recipe"""
+    """name of the recipe"""
     recipe_digest: str
-    """of the recipe"""
+    """digest of the recipe"""
     overrides: list[str]
-    """key=value words given with the recipe"""
+    """`KEY=VALUE` words given with the recipe"""
     backend: str
-    """the framework"""
+    """backend of the recipe"""
     accelerator_kind: str
-    """`gpu` or `cpu`"""
+    """kind of accelerator: `gpu` or `cpu`"""
     nodes: Count | None
-    """that train"""
+    """number of nodes that train"""
     devices_per_node: Count | None
-    """ranks of each"""
+    """number of devices on each node, one rank on each device"""
     fabric_gigabytes_per_second: Amount | None
-    """of the network, per device, by the cluster's profile"""
+    """bandwidth between nodes for each device, from the cluster profile"""
     pipeline: Count | None
-    """pipeline ranks"""
+    """number of pipeline ranks"""
     verdict: str
-    """`safe` or `tight`"""
+    """the plan's verdict: `safe` or `tight`"""
     stated_risk: Amount | None
-    """of running out of memory, as a share of such runs"""
+    """predicted risk of running out of memory, as a share of such runs"""
     peak_kind: str
-    """`device`, or `resident` on a CPU"""
+    """kind of memory that is predicted: `device`, or `resident` on a CPU"""
     predicted_bytes: list[Bytes]
-    """peak of each pipeline rank"""
+    """predicted peak memory of each pipeline rank"""
     predicted_by_kind: PredictedByKind
     """the prediction by kind of peak"""
     monitor_interval_seconds: Seconds | None
-    """between two samples"""
+    """time between two samples of the monitor"""
     progress: ProgressRules
-    """how steps are read, and when one is overdue"""
+    """how steps are read from the logs, and when a step is overdue"""
     restart: RestartPolicy | None
-    """null: never started again"""
+    """when the run is restarted; null: never"""
     checkpoint: Checkpoints | None
-    """null: none are written"""
+    """where and how often checkpoints are written; null: none are"""
     fallbacks: list[FallbackLayout]
-    """the whole chain, in every layout's `run.json`"""
+    """all fallback layouts in order; the list is the same in the `run.json` of every layout"""
     after_checkpoint: str
-    """out of memory after a checkpoint: `reshard`, `restart` or `stop`"""
+    """what to do if memory runs out once a checkpoint exists: `reshard`, `restart` or `stop`"""
     on_bad_loss: LossPolicy
-    """what follows a bad loss"""
+    """what happens when the loss goes bad"""
     fewer_nodes: FewerNodesRules
-    """only with `nodes.at_least`, in the planned layout's `run.json` alone"""
+    """layouts for fewer nodes than planned; only with `nodes.at_least`, and only in the `run.json` of the planned
+    layout"""
     notify: NoticeTarget
-    """only where the recipe has it"""
+    """where notices are sent; absent if the recipe has no `notify`"""
     measurement: dict[str, Any]
-    """a measurement record whose peak is null"""
+    """a measurement record in which only the peak is missing"""
     rehearsal: RehearsedStage
-    """only of a rank that runs alone"""
+    """the rank that runs alone; absent from ordinary runs"""
     job: JobRules
     """what `node.pyz job` reads"""
     launch: LaunchRules
     """what `node.pyz node` reads"""
     files: list[str]
-    """names of all rendered files, those of other layouts too: what is left of them tells what a site has removed.
-    Absent of an observed run"""
+    """names of all rendered files, those of other layouts included; a comparison with the files that exist shows what a
+    site has removed. Absent from an observed run"""
     observed: bool
-    """true where `llmlaunch observe` wrote it ([observe.md](observe.md))"""
+    """true if `llmlaunch observe` wrote the file ([observe.md](observe.md))"""
     calibration_id: str
-    """of the calibration behind the prediction; absent without one"""
+    """id of the calibration behind the prediction; absent without one"""
 
 
 def read_run_file(run_directory: Path, layout: str = "") -> RunFile:

@@ -15,51 +15,52 @@ REFUSED = "refused"  # a phase
 
 
 class SubmittedJob(TypedDict, total=False):
-    """A job, or a chain of jobs, that a launcher took."""
+    """A job, or a chain of jobs, that was submitted."""
 
     launcher: str
-    """`slurm` or `local`"""
+    """launcher that runs the job: `slurm` or `local`"""
     job_id: str
-    """the first job; `12_3` where the run is one task of an array"""
+    """id of the first job; `12_3` if the run is one task of an array"""
     submitted_at: Time | None
-    """when it was submitted"""
+    """time of submission"""
     cluster: str | None
-    """SLURM: the cluster that took the job, where sbatch names it; local: the host it was started on"""
+    """with SLURM the cluster that accepted the job, if sbatch named one; locally the host on which the job was
+    started"""
     chain: list[str]
-    """all jobs, where follow-up jobs were submitted with the first; else absent"""
+    """ids of all jobs; absent unless follow-up jobs were submitted with the first one"""
 
 
 class SubmissionFile(SubmittedJob, total=False):
-    """Which job runs this directory. Absent where it was never submitted by llmlaunch."""
+    """The job that runs this directory. The file is absent if llmlaunch never submitted the run."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     earlier: list[SubmittedJob]
-    """the submissions before it, oldest first; absent if there were none"""
+    """submissions before this one, oldest first; absent if there were none"""
 
 
 class JobEnd(TypedDict, total=False):
-    """What SLURM said of a job that left no `status.json` of its own: how it ended, or that sbatch did not take it. The
-    end counts for the job that it names, a refusal until there is a `submission.json`."""
+    """What SLURM reported about a job that left no `status.json` of its own: how it ended, or that sbatch refused it.
+    An end applies to the job that it names; a refusal applies until there is a `submission.json`."""
 
     schema: int
-    """1"""
+    """version of this format: 1"""
     job_id: str | None
-    """the last job of the submission; null if sbatch took none"""
+    """id of the submission's last job; null if sbatch refused the job"""
     phase: str
-    """`succeeded`, `failed`, `stopped`, `cancelled` or `refused`"""
+    """outcome: `succeeded`, `failed`, `stopped`, `cancelled` or `refused`"""
     at: Time | None
-    """of a refusal: when"""
+    """time of the refusal; only if `phase` is `refused`"""
     state: str
-    """SLURM's own word, such as `NODE_FAIL`"""
+    """job state as SLURM names it, such as `NODE_FAIL`"""
     reason: str
-    """in words; of a refusal what sbatch said"""
+    """reason in words; for a refusal the message of sbatch"""
     exit_code: int | None
-    """of the job, if it is known"""
+    """exit code of the job; null if unknown"""
     restarts: Count
-    """how often SLURM had requeued it"""
+    """number of times SLURM had requeued the job"""
     link: Count
-    """its number in a chain, from 1; 0 outside a chain"""
+    """number of the job in its chain, from 1; 0 outside a chain"""
 
 
 def read_job_end(run_directory: Path) -> JobEnd:

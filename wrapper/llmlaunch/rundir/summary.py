@@ -29,113 +29,113 @@ RECORDS = (".json", ".jsonl")
 
 @dataclass(frozen=True)
 class RankSummary:
-    """What one global rank used, over the attempt. Keys that nobody saw are left out."""
+    """What one rank used during the attempt. A key is left out if its value is unknown."""
 
     rank: Count
     """global rank"""
     pipeline_rank: Count | None = None
-    """its stage"""
+    """pipeline rank"""
     node: str | None = None
-    """where it ran"""
+    """node on which the rank ran"""
     local_rank: Count | None = None
-    """its number on the node"""
+    """rank within the node"""
     pid: Count | None = None
     """process id of the trainer"""
     started_at: Time | None = None
-    """when it was started"""
+    """time at which the trainer started"""
     gpu_uuid: str | None = None
-    """of a MIG slice if it has one"""
+    """UUID of the GPU, or of the MIG slice if the rank has one"""
     gpu_name: str | None = None
-    """such as `NVIDIA H100 80GB HBM3`"""
+    """product name of the GPU, such as `NVIDIA H100 80GB HBM3`"""
     peak_bytes: Bytes | None = None
-    """peak of the run's kind: the process's memory on its device, or its resident memory on a CPU"""
+    """peak memory of the process, of the kind that `run.json` predicts: on its device, or resident memory on a CPU"""
     peak_source: str | None = None
-    """how that was seen"""
+    """how `peak_bytes` was measured"""
     device_total_bytes: Bytes | None = None
-    """memory of its device"""
+    """memory of the rank's device"""
     device_peak_bytes: Bytes | None = None
-    """of all processes"""
+    """peak memory in use on the device, summed over all processes"""
     baseline_bytes: Bytes | None = None
-    """what the device held before the trainer"""
+    """memory in use on the device before the trainer started"""
     process_peak_bytes: Bytes | None = None
-    """largest sample of the driver's process list"""
+    """largest sample in the driver's process list"""
     accounting_peak_bytes: Bytes | None = None
-    """the driver's own maximum"""
+    """peak in the driver's accounting"""
     allocated_peak_bytes: Bytes | None = None
-    """of torch's caching allocator, as are the next two"""
+    """peak memory that torch's caching allocator had handed out"""
     active_peak_bytes: Bytes | None = None
-    """blocks that are allocated or not yet free again"""
+    """peak memory in the allocator's blocks that were in use or not yet free for reuse"""
     reserved_peak_bytes: Bytes | None = None
-    """what it held of the device"""
+    """peak memory that the allocator held on the device"""
     alloc_retries: Count | None = None
-    """how often the allocator gave its cache back to go on"""
+    """number of times the allocator released its cache and tried again"""
     ooms: Count | None = None
-    """how often it ran out of memory"""
+    """number of times the allocator ran out of memory"""
     outside_torch_bytes: Bytes | None = None
-    """context, NCCL, workspaces: the process's memory less what is reserved"""
+    """memory of the process outside torch's allocator: CUDA context, NCCL, workspaces"""
     resident_peak_bytes: Bytes | None = None
-    """main memory"""
+    """peak resident memory of the trainer"""
     utilization_percent: float | None = None
-    """mean over the attempt"""
+    """mean utilization of the GPU over the attempt"""
     power_watts: float | None = None
-    """mean over the attempt"""
+    """mean power of the GPU over the attempt"""
     power_peak_watts: float | None = None
-    """highest sample"""
+    """highest power sample of the GPU"""
     sources: dict[str, str] = field(default_factory=dict)
-    """where each number is from, by its key"""
+    """how each number was measured, by key"""
 
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """What one node's monitor saw of the node itself. Keys that nobody saw are left out."""
+    """What the monitor of one node saw of the node itself. A key is left out if its value is unknown."""
 
     node: str
-    """its name"""
+    """name of the node"""
     ended: bool = False
-    """false if its monitor was lost"""
+    """whether its monitor ended in order; false if it was lost"""
     gpus: Count = 0
-    """how many it saw, MIG slices counted one by one"""
+    """number of GPUs that the monitor saw, each MIG slice counted as one"""
     host_peak_bytes: Bytes | None = None
-    """main memory, of everything that ran there"""
+    """peak main memory in use"""
     host_peak_source: str | None = None
-    """how that was seen"""
+    """how `host_peak_bytes` was measured"""
     host_total_bytes: Bytes | None = None
-    """its main memory"""
+    """main memory of the node"""
     cgroup_peak_bytes: Bytes | None = None
-    """what the job was charged with, its file cache included"""
+    """peak memory charged to the job's cgroup, file cache included"""
     cgroup_limit_bytes: Bytes | None = None
-    """the most that it may be charged with"""
+    """memory limit of the job's cgroup"""
     remarks: tuple[str, ...] = ()
-    """what it could not see"""
+    """what the monitor could not see, in words"""
 
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """The account of one attempt, from rank records, probes, monitors and progress."""
+    """What one attempt used, compiled from rank records, probes, monitors and progress."""
 
     attempt: str
-    """its name"""
+    """name of the attempt"""
     ranks: tuple[RankSummary, ...] = ()
-    """one for each that left anything"""
+    """each rank that left any record"""
     nodes: tuple[NodeSummary, ...] = ()
-    """one for each that a monitor saw"""
+    """each node that a monitor saw"""
     step: Step | None = None
-    """the last that was logged"""
+    """last step logged"""
     steps_run: Step | None = None
-    """made by this attempt: NCCL and the allocator grow during the first"""
+    """number of steps that this attempt made; during the first, NCCL and the allocator still grow"""
     step_seconds: float | None = None
-    """median"""
+    """median step time"""
     tokens_per_second: float | None = None
-    """of the job"""
+    """throughput of the whole job"""
     files: dict[str, int] = field(default_factory=dict)
-    """size of each file that it was made from, by path in the run directory. It is complete while all of them have
-    their size and no other exists; of a monitor's file that has grown, only lines of this attempt are news. What a node
-    kept in its spool is in none of these"""
+    """size in bytes of each file from which the summary was made, by path in the run directory. The summary is complete
+    as long as these files keep their sizes and no further one exists; if a monitor's file has grown, only new lines of
+    this attempt count. Files that a node kept in its spool are not listed"""
     damaged: dict[str, int] = field(default_factory=dict)
-    """lines that could not be read, by file. A line that names another attempt is not counted, and a file that is
-    replaced as a whole counts as one line. Of a monitor's file of more than 1 MiB, beats that another beat follows are
-    not parsed: the next says the same and more. A rank record that is torn or gone is taken from its copy in
-    `status.json`"""
+    """number of lines that could not be read, by file. Lines that name another attempt are not counted, and a file that
+    is replaced as a whole counts as one line. In a monitor's file of more than 1 MiB, a `beat` that is followed by
+    another is not parsed, since the next one says the same and more. A rank record that is torn or missing is taken
+    from its copy in `status.json`"""
 
     def as_json(self) -> dict[str, Any]:
         """What nobody saw is left out of ranks and nodes: a job of a thousand ranks has one summary."""
