@@ -1,5 +1,5 @@
-"""What measured runs and rehearsals say of a recipe's plans: nothing before a first run, else what the store holds
-(`stored_evidence.py`)."""
+"""What measured runs and rehearsals say about a recipe's plans: nothing before the first run, and afterwards what the
+store holds (`stored_evidence.py`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
-    """Return what measured runs say of the recipe's plans: of their memory and step times, and of how often they are
+    """Return what measured runs say about the recipe's plans: their memory, their step times, and how often they are
     stopped.
 
     Raises:
-        UserError: the calibration that the recipe names does not exist, or is of another backend or accelerator.
+        UserError: the calibration that the recipe names does not exist, or belongs to another backend or accelerator.
     """
     asked = recipe.memory.risk is not None or recipe.memory.calibration not in (IN_USE, NO_CALIBRATION)
     if not asked and not _has_store():
@@ -32,8 +32,9 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
 
 
 def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
-    """Return the setting with what runs of this very job, and rehearsals, showed of its own layouts, a run before a
-    rehearsal; unchanged where the recipe takes no calibration. A store that cannot be read is one warning."""
+    """Return the setting with what earlier runs of this job, and rehearsals, showed about its layouts. A run takes
+    precedence over a rehearsal. The setting is unchanged if the recipe uses no calibration. If the store cannot be
+    read, there is one warning."""
     if setting.recipe.memory.calibration == NO_CALIBRATION or not _has_store():
         return setting
     from llmlaunch.app.stored_evidence import with_stored_layouts
@@ -42,8 +43,8 @@ def with_own_layouts(setting: Setting, notify: Notify) -> Setting:
 
 
 def last_true_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
-    """Return the last measured run of this recipe, or of another version of it; None where there is none. The store is
-    opened only where it has such a run; one that cannot be read is a warning."""
+    """Return the latest measured run of this recipe or of another version of it, or None. The store is opened only if
+    it has such a run. If it cannot be read, there is a warning."""
     if not _has_store():
         return None
     from llmlaunch.app.stored_evidence import stored_peaks
@@ -52,7 +53,8 @@ def last_true_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
 
 
 def _has_store() -> bool:
-    """Return whether the store is to be read; a variable that names none is refused where it is read."""
+    """Return whether there is a store to read. A variable that names no valid store is refused later, where it is
+    read."""
     try:
         return existing_store() is not None
     except UserError:

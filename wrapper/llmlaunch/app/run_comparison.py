@@ -1,11 +1,11 @@
-"""Predictions of one run beside its measurements."""
+"""The predictions of one run compared with its measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-MEASURED_KINDS = ("allocated", "reserved")  # of torch's allocator, beside the run's own kind
+MEASURED_KINDS = ("allocated", "reserved")  # peaks of torch's allocator, in addition to the run's own kind
 
 Record = dict[str, Any]
 
@@ -13,8 +13,8 @@ Record = dict[str, Any]
 def compared(
     plan: Mapping[str, Any], memory: Mapping[str, Any], pace: float | None, tokens_of_a_device: float | None
 ) -> list[Record]:
-    """Return prediction beside measurement of all that has one of them. `pace` is the measured seconds of a step,
-    `tokens_of_a_device` its tokens of a step."""
+    """Return prediction and measurement for everything that has at least one of them. `pace` is the measured seconds
+    per step, and `tokens_of_a_device` the tokens of one device per step."""
     kind = plan["peak_kind"] or "device"
     worst = max((stage["peak_bytes"] for stage in memory["stages"]), default=None)
     predicted = max((size for size in plan["predicted_bytes"] if size is not None), default=None)

@@ -1,4 +1,5 @@
-"""What the store's measured runs and rehearsals say of a recipe's plans: margin, correction, support, earlier peaks."""
+"""What the runs and rehearsals in the store say about a recipe's plans: margin, corrections, support and earlier
+peaks."""
 
 from __future__ import annotations
 
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 
 
 class DamagedCalibration(UserError):
-    """The store holds a calibration that cannot be read."""
+    """Raised for a calibration in the store that cannot be read."""
 
 
 def stored_lessons(recipe: Recipe, notify: Notify) -> Lessons:
-    """Return what `evidence.lessons_of` does, and raise as it does."""
+    """Return the lessons for a recipe from the store. It returns and raises as `evidence.lessons_of` does."""
     memory, place = _lessons_of_memory(recipe, notify), existing_store()
     times = _time_calibration(recipe, notify)
     lessons = memory if times is None else replace(memory, time=times.correction, time_error=times.after.mape)
@@ -59,8 +60,10 @@ def stored_lessons(recipe: Recipe, notify: Notify) -> Lessons:
 
 
 def _time_calibration(recipe: Recipe, notify: Notify) -> Calibration[TimeCorrection] | None:
-    """Return the calibration in use for step times of the recipe's class of jobs. One that was learned for other
-    formulas is not used: it would correct what is not wrong any more."""
+    """Return the calibration of step times that is in use for the recipe's class of jobs, or None.
+
+    A calibration that was learned with earlier formulas is not used: it would correct errors that no longer exist.
+    """
     if recipe.memory.calibration == NO_CALIBRATION:
         return None
     job = job_class(recipe)
@@ -70,7 +73,7 @@ def _time_calibration(recipe: Recipe, notify: Notify) -> Calibration[TimeCorrect
     except DamagedCalibration as failure:
         notify(f"warning: step times are not corrected: {failure}")
         return None
-    except UserError:  # what is wrong with the store was said of memory's
+    except UserError:  # the lessons of memory have already reported what is wrong with the store
         return None
     if calibration is not None and calibration.outdated:
         notify(
@@ -82,14 +85,14 @@ def _time_calibration(recipe: Recipe, notify: Notify) -> Calibration[TimeCorrect
 
 
 def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
-    """Return what measured runs say of the memory of the recipe's plans.
+    """Return what measured runs say about the memory of the recipe's plans.
 
-    Predictions are corrected by the calibration that the recipe names, or by the one in use. Without a calibration
-    nothing is corrected, and the risk is bounded by all comparable runs in the store. A store that cannot be read is
-    one warning, and the shipped runs decide.
+    Predictions are corrected by the calibration that the recipe names, or by the one in use. Without a calibration,
+    nothing is corrected, and all comparable runs in the store bound the risk. If the store cannot be read, there is one
+    warning, and the runs shipped with llmlaunch are used.
 
     Raises:
-        UserError: the calibration that the recipe names does not exist, or is of another backend or accelerator.
+        UserError: the calibration that the recipe names does not exist, or belongs to another backend or accelerator.
     """
     backend, question, risk = job_class(recipe).backend, _question(recipe), _risk(recipe)
     calibration = _calibration(recipe, backend, notify)
@@ -112,7 +115,7 @@ def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
 
 
 def _risk(recipe: Recipe) -> float | None:
-    """Return the risk at which measured runs bound the recipe's plans; None where they do not."""
+    """Return the risk for which measured runs bound the recipe's plans, or None if they do not."""
     if recipe.memory.risk is not None or recipe.cluster.accelerator.kind == "cpu" or not recipe.memory.by_runs:
         return recipe.memory.risk
     return DEFAULT_RISK
@@ -132,7 +135,7 @@ def _has_runs(backend: str, notify: Notify) -> bool:
 
 
 def _own_runs(scores: Sequence[Score], recipe: Recipe) -> tuple[EvidenceRun, ...]:
-    """Return runs of the store in the form of the shipped ones, by their scores."""
+    """Return the runs in the store, by their scores, in the form of the shipped runs."""
     job, card = job_class(recipe), recipe.cluster.accelerator.memory_bytes
     return own_runs([score for score in scores if score.kind in BOUNDING], job, card)
 
@@ -140,8 +143,11 @@ def _own_runs(scores: Sequence[Score], recipe: Recipe) -> tuple[EvidenceRun, ...
 def _lessons_of_outdated(
     calibration: Calibration[Correction], support: Support, recipe: Recipe, notify: Notify
 ) -> Lessons:
-    """The scores of an outdated calibration are of predictions that are not made any more, so they bound none. Runs
-    priced anew do: what is added to their predictions only makes the bound safer."""
+    """Return the lessons for a recipe whose calibration was learned with earlier formulas.
+
+    The scores in such a calibration belong to predictions that are no longer made, so they give no bound. Runs that are
+    priced again do: whatever the calibration adds to their predictions only makes the bound safer.
+    """
     notify(
         f"warning: calibration {calibration.id} was made for an earlier version of the formula: `llmlaunch calibrate`"
     )
@@ -184,8 +190,8 @@ def _calibration(recipe: Recipe, backend: str, notify: Notify) -> Calibration[Co
 
 
 def stored_calibration(backend: str, accelerator: str, calibration_id: str | None = None) -> Calibration[Any] | None:
-    """Return the calibration of that id, or the one in use for `backend` (a value of TABLES) on
-    `accelerator`, or None.
+    """Return the calibration with the given id, or without an id the one in use for `backend` (a value of TABLES) on
+    `accelerator`. Return None if there is none.
 
     Raises:
         UserError: the store cannot be read.
@@ -205,7 +211,7 @@ def stored_calibration(backend: str, accelerator: str, calibration_id: str | Non
 
 
 def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence[Score]:
-    """Price all runs in the store anew; finished runs are collected first."""
+    """Collect finished runs, price all runs in the store again, and return their scores."""
     place = existing_store()
     if place is None:
         return []
@@ -224,13 +230,14 @@ def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence
 
 
 def _warn(notify: Notify, what: str, failure: UserError) -> None:
-    """Say that evidence is left out. A store that nothing can be read of is one warning, however often it is asked."""
+    """Warn that evidence is not used. If nothing in the store can be read, the warning is always the same, so that it
+    appears once."""
     unreadable = isinstance(failure, (StoreInUse, DamagedStore))
     notify(f"warning: {'measured runs are not used' if unreadable else what}: {failure}")
 
 
 def with_stored_layouts(setting: Setting, notify: Notify) -> Setting:
-    """Return what `evidence.with_own_layouts` does of a recipe that takes a calibration."""
+    """Return the setting as `evidence.with_own_layouts` does, for a recipe that uses a calibration."""
     try:
         runs = _own_runs_of(setting, notify)
         rehearsals = (*(() if runs is None else runs.rehearsals), *_rehearsed_layouts(setting))
@@ -282,7 +289,7 @@ def _rehearsal_records(backend: str) -> Sequence[str]:
 
 
 def stored_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
-    """Return what `evidence.last_true_peaks` does."""
+    """Return the latest measured run from the store, as `evidence.last_true_peaks` does."""
     place = existing_store()
     if place is None:
         return None

@@ -1,11 +1,12 @@
-"""How many measured runs are behind a recipe's plans, and what bound they give.
+"""The number of measured runs behind a recipe's plans, and the bound that they give.
 
-Comparable are runs of the same backend family on the same accelerator; of them those of the same framework major.minor
-where both are known, as long as these suffice. A family of models, or a framework version, of which there are no or too
-few runs is *new*: the measured runs are then no sample of what is planned. Each known family (or version) stands for
-one that was once new, so the bound is the worst of theirs, each taken alone. If only one is known, nothing tells how
-far another may lie, and there is no bound. Such a bound never allows more than the rule does, and nothing is subtracted
-from a prediction for runs of another kind.
+Runs are comparable if they used the same backend family on the same accelerator. Where framework versions are known,
+only runs of the same major.minor version count, as long as there are enough of them.
+
+A model family or a framework version with too few runs, or none, is *new*: the measured runs are no sample of what is
+planned. Each known family (or version) was new once, so the bound is the worst of the bounds that each of them gives by
+itself. If only one is known, nothing shows how much another may differ, and there is no bound. A bound of this kind
+never allows more than the rule does. Runs of another kind never lower a prediction.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ RESIDENT = ("resident",)  # the kind of peak on a CPU-only machine
 
 @dataclass(frozen=True)
 class RunClass:
-    """The class of runs that a plan belongs to. `family` is a value of `models.shape.kind_of`, `version` the
-    framework's, `kinds` the kinds of peak a margin may rest on, best first."""
+    """The class of runs that a plan belongs to. `family` is a value of `models.shape.kind_of`, `version` is the
+    framework's version, and `kinds` are the kinds of peak on which a margin may be based, best first."""
 
     accelerator: str
     family: str
@@ -38,7 +39,8 @@ class RunClass:
 def support_of(
     scores: Sequence[Score], target: RunClass, calibration_id: str | None = None, risk: float | None = None
 ) -> Support:
-    """Return the support for plans of the class `target` among the scores that a margin at `risk` would rest on."""
+    """Return the support for plans of the class `target`, from the scores on which a margin at `risk` would be
+    based."""
     comparable = scores_of_best_kind(scores, 1 if risk is None else runs_needed(risk), target.kinds)
     if not comparable:
         missing = no_support(f"no comparable run on {target.accelerator} was measured")
@@ -77,14 +79,14 @@ def _sentence(support: Support, target: RunClass) -> str:
 
 
 def mark_outdated(support: Support) -> Support:
-    """Return the support by a calibration that was made for an earlier version of the formula."""
+    """Return the support given by a calibration that was learned with an earlier version of the formula."""
     reason = "the formula has changed since: nothing is taken off the prediction for them"
     return replace(support, widened=reason if support.widened is None else f"{support.widened}; {reason}")
 
 
 def trusted_correction(correction: Correction, support: Support) -> Correction:
-    """Return the part of a correction that holds for the plan: of runs of another kind only what adds to a
-    prediction."""
+    """Return the part of a correction that applies to the plan. If the plan is new to the measured runs, only what
+    raises a prediction applies."""
     if support.widened is None:
         return correction
     return replace(
@@ -97,8 +99,9 @@ def trusted_correction(correction: Correction, support: Support) -> Correction:
 def ratio_bound(
     scores: Sequence[Score], target: RunClass, risk: float, calibration_id: str | None = None
 ) -> RatioBound:
-    """Return the bound at `risk` for plans of the class `target`: the larger of the bounds over all comparable runs and
-    over those predicted near the limit, where planners choose; widened if the plan is new to them."""
+    """Return the bound at `risk` for plans of the class `target`: the larger of the bound over all comparable runs and
+    the bound over the runs predicted near the limit, where planners choose. The bound is widened if the plan is new to
+    the runs."""
     needed = runs_needed(risk)
     comparable = scores_of_best_kind(scores, needed, target.kinds)
     same_version = [score for score in comparable if same_minor(score.version, target.version)]
@@ -129,18 +132,18 @@ def _deciding_runs(bound: Bound) -> str:
 @dataclass(frozen=True)
 class _WiderBound:
     sentence: str
-    ratio: float | None  # None: nothing tells how far what is new may lie
+    ratio: float | None  # None: nothing shows how much the new kind may differ
 
 
 def _wider_bound(runs: Sequence[Score], target: RunClass, risk: float) -> _WiderBound | None:
-    """Return the bound if the plan is new to the runs, None if it is not."""
+    """Return the bound if the plan is new to the runs, or None if it is not."""
     groupings: list[dict[Hashable, list[float]]] = []
     new: list[str] = []
     if all(score.family != target.family for score in runs):
         groupings.append(_grouped((score.family, score.score) for score in runs))
         new.append(f"no run is of a {target.family} model")
     same = sum(same_minor(score.version, target.version) for score in runs)
-    if same < len(runs):  # those of its version alone did not suffice
+    if same < len(runs):  # the runs of its own version were too few
         groupings.append(_grouped((minor(score.version), score.score) for score in runs))
         new.append(f"{same} are of {_version_text(target.version)}")
     if not new:
@@ -162,13 +165,13 @@ def _grouped(scores: Iterable[tuple[Hashable, float]]) -> dict[Hashable, list[fl
 
 
 def _worst_ratio(scores: Sequence[float], risk: float) -> float:
-    """Return the bound of one group alone, or its highest score if it has too few runs for a bound."""
+    """Return the bound of one group by itself, or the group's highest score if it has too few runs for a bound."""
     bound = upper_ratio(scores, risk)
     return max(scores) if bound is None else bound
 
 
 def same_minor(version: str | None, other: str | None) -> bool:
-    """Whether two framework versions agree in major.minor, or one of them is not known."""
+    """Whether two framework versions have the same major.minor. An unknown version equals every other one."""
     first, second = minor(version), minor(other)
     return first is None or second is None or first == second
 

@@ -1,5 +1,5 @@
-"""What measured runs teach about one recipe's plans, for the planner, which reads no store: what corrects their
-predictions, how many runs are behind that, what bound those give, and what ran of the very layouts."""
+"""What measured runs teach about the plans of one recipe: corrections to predictions, the runs behind them, the bound
+that these runs give, and results for particular layouts. The planner uses this and reads no store."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from llmlaunch.workload import Workload
 
 @dataclass(frozen=True)
 class Support:
-    """The measured runs behind a plan: all comparable ones, those of its family of models, and those of its framework
-    major.minor (unknown versions count, as they do for the bound); None if nobody counted. `highest` is the largest
-    measured / predicted of those that lived. `widened` tells in what way the plan is new to them."""
+    """The measured runs behind a plan: all comparable ones, those of its model family, and those of its framework's
+    major.minor version. Runs of unknown version count, as they do for the bound. A number is None if nobody counted.
+    `highest` is the largest measured / predicted among the runs that fitted. `widened` says in what way the plan is new
+    to the runs."""
 
     runs: int
     sentence: str
@@ -33,7 +34,7 @@ class Support:
     widened: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return `memory.evidence` of a plan."""
+        """Return the value of `memory.evidence` in a plan's JSON."""
         return {
             "runs": self.runs,
             "of_family": self.of_family,
@@ -45,9 +46,9 @@ class Support:
 
 @dataclass(frozen=True)
 class RatioBound:
-    """The ratio measured / predicted that a peak exceeds at most at the risk asked for, by `runs` comparable ones; None
-    if they do not suffice. `sentence` says what the bound rests on, or why there is none, without a full stop.
-    `widened` says in what way the plan is new to the runs, if it is: such a bound may not allow more than the rule."""
+    """The ratio measured / predicted that a peak exceeds with at most the requested risk, by `runs` comparable runs;
+    None if they are not enough. `sentence` says what the bound is based on, or why there is none, without a full stop.
+    `widened` says in what way the plan is new to the runs, if it is. Such a bound may not allow more than the rule."""
 
     runs: int
     ratio: float | None
@@ -57,11 +58,12 @@ class RatioBound:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What ranks that ran alone, or a whole run of the same job, tell of one layout with its techniques.
+    """What ranks that ran alone, or a whole run of the same job, showed about one layout with its techniques.
 
-    `safe`, `tight` and `device_bytes` are those of the rank nearest to its limit or farthest beyond it, on a device
-    that may be filled to `limit_bytes`; the estimate of that rank is `short_bytes` too low, or more where it `ran_out`
-    of memory. `sentence` is for a person, `details` is `memory.rehearsed` of a plan's JSON."""
+    `safe`, `tight` and `device_bytes` describe the rank that comes nearest to its limit or exceeds it most, on a device
+    that may be filled up to `limit_bytes`. The estimate of that rank is `short_bytes` too low, or more if it `ran_out`
+    of memory. `sentence` is for the user; `details` is `memory.rehearsed` in a plan's JSON.
+    """
 
     workload: Workload
     layout: Layout
@@ -77,13 +79,15 @@ class Rehearsal:
     ran_out: bool = False
 
     def allows(self, limit_bytes: int) -> bool:
-        """Whether the layout passes on a device that may be filled to `limit_bytes`, whatever its estimate. A safe one
-        does not where less may be filled than when it was judged, as for a fallback layout; there the estimate
-        decides."""
+        """Whether the layout passes on a device that may be filled up to `limit_bytes`, whatever its estimate.
+
+        A safe layout does not pass if the limit is lower than when it was judged, as it can be for a fallback layout.
+        The estimate then decides.
+        """
         return limit_bytes >= self.limit_bytes if self.safe else self.tight and limit_bytes >= self.device_bytes
 
     def refuses(self, limit_bytes: int) -> bool:
-        """Whether the layout is refused on such a device, whatever its estimate."""
+        """Whether the layout is refused on a device that may be filled up to `limit_bytes`, whatever its estimate."""
         return not self.safe and not self.allows(limit_bytes)
 
 
@@ -92,8 +96,9 @@ FEWEST_AGREEING = 2  # runs
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """The step time of one layout with its techniques, as runs of the very job took: the median of `runs`, the newest
-    of which is `run_id`. `agreeing` of them took as long but for what a step time is repeated within."""
+    """The measured step time of one layout with its techniques, from runs of the same job: the median of `runs`, the
+    newest of which is `run_id`. `agreeing` is the number of runs with the same step time, within the usual variation
+    between repeats."""
 
     workload: Workload
     layout: Layout
@@ -106,16 +111,16 @@ class MeasuredStep:
 
     @property
     def decides(self) -> bool:
-        """Whether it takes the place of the predicted step time where layouts are compared: a single run may be that of
-        a slow node, and corrects all layouts alike."""
+        """Whether the measured step time replaces the predicted one when layouts are compared. A single run may have
+        used a slow node, so it corrects all layouts equally instead."""
         return self.agreeing >= FEWEST_AGREEING
 
 
 @dataclass(frozen=True)
 class TimeEvidence:
-    """What measured runs say of the chosen layout's step time. `uncorrected_seconds` are predicted without any run,
-    `predicted_seconds` with `correction`. Where `measured` decides, its step time takes the place of both; what single
-    runs show multiplies the step times of all layouts by `shared_factor`."""
+    """What measured runs say about the step time of the chosen layout. `uncorrected_seconds` is predicted without any
+    run, `predicted_seconds` with `correction`. If `measured` decides, its step time replaces both. Otherwise, what
+    single runs show multiplies the step times of all layouts by `shared_factor`."""
 
     uncorrected_seconds: float
     predicted_seconds: float
@@ -124,7 +129,7 @@ class TimeEvidence:
     shared_factor: float = 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the value of `step_evidence` of a plan's JSON."""
+        """Return the value of `step_evidence` in a plan's JSON."""
         correction, measured = self.correction, self.measured
         about = {name: getattr(correction, name) for name in ("runs", "calibration_id")}
         job_factor = correction.job_factor * self.shared_factor
@@ -144,13 +149,17 @@ NO_TIME_EVIDENCE = TimeEvidence(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Lessons:
-    """What measured runs tell of the plans of one recipe. `bound` is that of the store's runs at the recipe's risk,
-    None if it names none; `correction` belongs into every prediction; `support` counts the runs behind both, None if
-    nobody looked; `own_runs` of the store join the shipped ones where they are too few for a bound of their own;
-    `rehearsals` hold for their very shapes only; `stops` is how often runs are stopped unplanned. `time` belongs into
-    every step time, and those of the `measured_steps` that decide take its place for their very layouts;
-    `shared_factor` is what the others show of all layouts of the job. `time_error` is the mean error of step times so
-    corrected on runs that the factors had not seen; None without a calibration."""
+    """What measured runs teach about the plans of one recipe.
+
+    `bound` is given by the store's runs at the recipe's risk, or None if the recipe names no risk. `correction` applies
+    to every memory prediction. `support` counts the runs behind both, or is None if nobody looked. `own_runs` are runs
+    in the store that join the shipped ones when they are too few for a bound of their own. `rehearsals` apply only to
+    the shapes that were rehearsed. `stops` is how often runs are stopped unplanned.
+
+    `time` applies to every step time. A step time in `measured_steps` that decides replaces the prediction for its own
+    layout; `shared_factor` is what the others show about all layouts of the job. `time_error` is the mean error of
+    corrected step times on runs that the factors had not seen, or None without a calibration.
+    """
 
     bound: RatioBound | None = None
     correction: Correction = NO_CORRECTION
@@ -168,12 +177,12 @@ NO_LESSONS = Lessons()
 
 
 def no_support(reason: str) -> Support:
-    """Return the support of a plan without comparable runs: on a new accelerator, or if no calibration is in use."""
+    """Return the support of a plan without comparable runs: on a new accelerator, or without a calibration in use."""
     return Support(0, reason, of_family=0, of_version=0, widened=reason)
 
 
 def unmeasured_support(recipe: Recipe) -> Support:
-    """Return the support of a plan of whose backend no run was measured here, or whose recipe takes no calibration."""
+    """Return the support of a plan whose backend has no measured run here, or whose recipe uses no calibration."""
     if recipe.memory.calibration == NO_CALIBRATION:
         return no_support("the recipe takes no calibration")
     where = f"{recipe.backend.framework} on {recipe.cluster.accelerator.name}"

@@ -1,14 +1,15 @@
-"""Runs of the store as evidence: the ratio measured / predicted that the next such run exceeds at a stated risk.
+"""Runs in the store as evidence: the ratio measured / predicted that the next run exceeds with a stated risk.
 
-A ratio is the score of a run (`Score`), by what a calibration learned; `evidence.conformal_bound` bounds it.
+A ratio is the score of a run (`Score`), corrected by what a calibration learned. `evidence.conformal_bound` bounds it.
 
-- A run that died of memory has no measured peak: it is known only to be above the card. It counts as infinity, so a
-  death can raise the bound or leave none, and never lowers it.
-- A run known only to have fitted is left out: a small job on a large card would count as a gross under-prediction.
-- Bounds are taken over all comparable runs, and over those that a planner would choose. Of layouts near the limit a
-  planner is likelier to take one whose prediction is too low than one whose prediction is too high (the winner's
-  curse), so a bound over all runs covers its choices less often than it says. Runs predicted near the limit are mostly
-  what planners chose. The larger of both bounds covers either way.
+- A run that ran out of memory has no measured peak; it is only known to need more than the card has. It counts as
+  infinity, so it can raise the bound or rule one out, but never lower it.
+- A run that is only known to have fitted is left out: a small job on a large card would look like a gross
+  under-prediction.
+- One bound is taken over all comparable runs, and one over the runs that a planner would choose. Near the limit, a
+  planner tends to choose layouts whose prediction is too low (the winner's curse). A bound over all runs therefore
+  covers a planner's choices less often than it claims. Runs predicted near the limit are mostly runs that planners
+  chose. The larger of the two bounds covers both cases.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ BOUNDING = ("device", "reserved")  # kinds of peak a plan's margin may rest on, 
 
 @dataclass(frozen=True)
 class Score:
-    """One run: measured / predicted peak of one kind, or step time, or `DEATH`. `family` is that of its model,
-    `version` that of its framework, `share` the predicted device bytes as a share of the rule's limit (None if its card
-    is not known, and of step times)."""
+    """The score of one run: measured / predicted peak of one kind, or step time, or `DEATH`. `family` is the family of
+    its model, `version` the version of its framework, and `share` the predicted device bytes as a share of the rule's
+    limit. `share` is None for step times and if the card is unknown."""
 
     score: float
     kind: str
@@ -50,8 +51,9 @@ class Score:
 
 @dataclass(frozen=True)
 class Bound:
-    """The ratio measured / predicted that a run exceeds at most at `risk`, over all runs and over those predicted near
-    the limit. A ratio is None with fewer than `needed` runs, or if too many of them died."""
+    """The ratio measured / predicted that a run exceeds with a probability of at most `risk`, over all runs and over
+    the runs predicted near the limit. A ratio is None with fewer than `needed` runs, or if too many of them ran out of
+    memory."""
 
     risk: float
     needed: int
@@ -63,24 +65,24 @@ class Bound:
 
     @property
     def worse(self) -> float | None:
-        """The ratio a margin may rest on: the larger one, or that of all runs if too few were near the limit. None also
-        if enough were near the limit and too many of those died."""
+        """The ratio on which a margin may be based: the larger one, or the one over all runs if too few were near the
+        limit. It is also None if enough runs were near the limit but too many of them ran out of memory."""
         if self.near_limit_runs < self.needed or self.ratio is None:
             return self.ratio
         return None if self.near_limit_ratio is None else max(self.ratio, self.near_limit_ratio)
 
 
 def upper_ratio(scores: Sequence[float], risk: float) -> float | None:
-    """Return the ratio measured / predicted that the next run exceeds with probability at most `risk`.
+    """Return the ratio measured / predicted that the next run exceeds with a probability of at most `risk`.
 
-    Return None with fewer than `runs_needed(risk)` scores, or if so many runs died that the wanted one is a death.
+    Return None with fewer than `runs_needed(risk)` scores, or if too many of the runs ran out of memory.
     """
     bound = conformal_bound(scores, risk)
     return bound if bound is not None and math.isfinite(bound) else None
 
 
 def bound_at(risk: float, scores: Sequence[Score]) -> Bound:
-    """Return the bound that scores of one kind of peak give."""
+    """Return the bound at `risk` from scores of one kind of peak."""
     near = [score.score for score in scores if score.share is not None and score.share >= NEAR]
     return Bound(
         risk=risk,
@@ -93,14 +95,14 @@ def bound_at(risk: float, scores: Sequence[Score]) -> Bound:
 
 
 def scores_of_best_kind(scores: Sequence[Score], needed: int, kinds: Sequence[str] = BOUNDING) -> list[Score]:
-    """Return the scores of the first of `kinds` that has at least `needed`, else of the kind that has most."""
+    """Return the scores of the first of `kinds` that has at least `needed`, or else of the kind that has the most."""
     by_kind = {kind: [score for score in scores if score.kind == kind] for kind in kinds}
     enough = (of_kind for of_kind in by_kind.values() if len(of_kind) >= needed)
     return next(enough, max(by_kind.values(), key=len))
 
 
 def own_runs(scores: Sequence[Score], job: JobClass, memory_bytes: int) -> tuple[EvidenceRun, ...]:
-    """Return a store's runs of the job's class, on cards of `memory_bytes`, in the form of the shipped ones."""
+    """Return the store's runs of the job's class, on cards of `memory_bytes`, in the form of the shipped runs."""
     runs = []
     for index, score in enumerate(scores):
         predicted = 0 if score.share is None else round(score.share * FUJII_SHARE * memory_bytes)

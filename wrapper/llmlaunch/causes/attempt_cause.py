@@ -1,4 +1,5 @@
-"""What ended an attempt, from the files of its run directory: each node's own file, its log, and SLURM's."""
+"""What ended an attempt, according to the files of its run directory: the file of each node, its log, and SLURM's
+files."""
 
 from __future__ import annotations
 
@@ -43,17 +44,19 @@ def cause_of(
     node_failure: Cause | None = None,
     tell: Callable[[Cause], None] = lambda _: None,
 ) -> Cause | None:
-    """Return what ended the attempt; None where nothing failed.
+    """Return what ended the attempt, or None if nothing failed.
 
-    `ranks` are the attempt's rank records, `code` what its launcher returned, `state` a scheduler's own words on
-    the job, where somebody asked (NODE_FAIL, TIMEOUT ...), `node_failure` the cause of nodes that were asked and do not
-    answer. The first in time of all nodes' causes; one that only reports another's end counts where there is nothing
-    better. It reads at most 5 MiB of each log and raises nothing. `tell` gets what is known before the dumps of the
-    flight recorder are looked at, which may take long.
+    `ranks` are the attempt's rank records, `code` is the exit code of its launcher, and `state` is the scheduler's name
+    for the job's state, if somebody asked (NODE_FAIL, TIMEOUT ...). `node_failure` is the cause for nodes that were
+    asked and did not answer.
+
+    The earliest cause among all nodes is returned. A cause that only reports another's end counts only if there is
+    nothing better. At most 5 MiB of each log are read, and nothing is raised. `tell` gets what is known before the
+    dumps of the flight recorder are read, which may take long.
     """
     if code == 0 and not state and not any(failed(rank) for rank in ranks):
         return None
-    if ended_for_loss(attempt.progress):  # what is logged after that are the ends of ranks
+    if ended_for_loss(attempt.progress):  # anything logged after that is the ends of ranks
         return _of_bad_loss(attempt.progress.get("bad_loss") or {})
     causes = causes_of_nodes(attempt, ranks) + _from_watchdog(attempt.progress)
     if not ranks:
@@ -73,18 +76,18 @@ def cause_of(
 
 
 def cause_of_ranks(ranks: Sequence[RankRecord]) -> Cause | None:
-    """Return what ended the attempt by the ends of its ranks alone, for which no file is read."""
+    """Return what ended the attempt according to the ends of its ranks alone. No file is read."""
     nodes = list(dict.fromkeys(str(rank["node"]) for rank in ranks if rank.get("node")))
     ends = [cause_from_ranks(node, here) for node, here in _first_failed_first(nodes, ranks)]
     return first_cause([end for end in ends if end is not None])
 
 
 def causes_of_nodes(attempt: Attempt, ranks: Sequence[RankRecord]) -> list[Cause]:
-    """Return one cause for each node that has any: its own file's; its log's where it left none, or where its last
-    lines came after it had looked (SLURM counts the kernel's kills when a step has ended).
+    """Return one cause for each node that has any. It is taken from the node's own file, or from its log if it left no
+    file or if the last lines came after the node had looked (SLURM counts the kernel's kills when a step has ended).
 
-    Logs are read for LOGS_SECONDS at most, those of the nodes whose ranks failed first before others; a node beyond
-    that is judged by how its ranks ended.
+    Logs are read for LOGS_SECONDS at most, those of nodes whose ranks failed first before others. After that, nodes are
+    judged by how their ranks ended.
     """
     until = time.monotonic() + LOGS_SECONDS
     causes = []
@@ -104,7 +107,8 @@ def causes_of_nodes(attempt: Attempt, ranks: Sequence[RankRecord]) -> list[Cause
 
 
 def _written_cause(attempt: Attempt, node: str) -> Cause | None:
-    """Return what a node wrote; None where that is missing or of no known kind. Whom it points at is judged here."""
+    """Return what a node wrote, or None if that is missing or of an unknown kind. What a hang points at is determined
+    here."""
     own = sound(Cause, read_object(attempt.folder / file_names.CAUSES / f"{node}.json"))
     if own is None or own["kind"] not in KINDS:
         return None
@@ -113,8 +117,8 @@ def _written_cause(attempt: Attempt, node: str) -> Cause | None:
 
 
 def first_cause(causes: Sequence[Cause]) -> Cause | None:
-    """The cause that came first; among those within two seconds of it, or without a time, by the order of KINDS. What
-    only reports another's end comes last, and a hang before that."""
+    """Return the cause that came first. Among causes within two seconds of it, or without a time, the order of KINDS
+    decides. Causes that only report another's end come last, and before them hangs."""
     if not causes:
         return None
     best = min(map(_weight, causes))
@@ -129,13 +133,13 @@ def _weight(cause: Cause) -> int:
     if not cause.get("consequence"):
         return 1 if cause["kind"] == "hung" else 0
     if cause["source"] != "ranks":
-        return 5 if cause["kind"] == "crash" else 3  # the launcher's words on its ranks say least
-    # killed from outside says more than what its peers heard of it, taken down by its own launcher says less
+        return 5 if cause["kind"] == "crash" else 3  # what a launcher reports about its ranks says least
+    # an outside kill says more than what its peers noticed; an end by its own launcher says less
     return 4 if cause["line"].endswith("SIGTERM") else 2
 
 
 def _first_failed_first(nodes: Sequence[str], ranks: Sequence[RankRecord]) -> list[tuple[str, list[RankRecord]]]:
-    """Each node with its ranks."""
+    """Return each node with its ranks, those whose ranks failed first before others."""
     by_node: dict[str, list[RankRecord]] = {node: [] for node in nodes}
     for rank in ranks:
         by_node.get(rank.get("node") or "", []).append(rank)
@@ -147,7 +151,7 @@ def _first_failed_first(nodes: Sequence[str], ranks: Sequence[RankRecord]) -> li
 
 
 def _nodes(attempt: Attempt, ranks: Sequence[RankRecord]) -> list[str]:
-    """Every node of the attempt that a file names, in the order of node ranks where that is known."""
+    """Return every node of the attempt that a file names, in the order of node ranks if that is known."""
     nodes = attempt.nodes + [str(rank["node"]) for rank in ranks if rank.get("node")]
     nodes += [path.stem for path in attempt.cause_files]
     logs = sorted((attempt.run_directory / file_names.LOGS).glob(f"{attempt.name}.*.log"))
@@ -157,7 +161,7 @@ def _nodes(attempt: Attempt, ranks: Sequence[RankRecord]) -> list[str]:
 
 
 def ended_for_loss(progress: Progress) -> bool:
-    """Whether the watchdog ended the attempt since its loss was bad (progress.json)."""
+    """Whether the watchdog ended the attempt because its loss was bad (progress.json)."""
     return (progress.get("bad_loss") or BadLossRecord()).get("ended", False)
 
 
@@ -191,14 +195,16 @@ def _from_watchdog(progress: Progress) -> list[Cause]:
 
 
 def _from_preparation(attempt: Attempt) -> list[Cause]:
-    """What kept the training from beginning: one node checks the arguments, and builds what all will read."""
+    """Return what kept the training from beginning, when one node checks the arguments and builds what all nodes
+    read."""
     logged = cause_from_log(scan(read_log(attempt.folder / file_names.PREPARE_LOG)), "", [])
     return [] if logged is None else [{**logged, "node": None}]
 
 
 def _from_slurm(attempt: Attempt, ranks: Sequence[RankRecord], state: str) -> Cause | None:
-    """What SLURM's own words make of it: the job's log has srun's, `slurm-<job id>.out` those of the batch step."""
-    # One for each job in this directory; of an array's task the name holds another number than the attempt's.
+    """Return the cause in SLURM's own messages: srun's are in the job's log, those of the batch step in `slurm-<job
+    id>.out`."""
+    # One for each job in this directory. For a task of an array, the number in the name differs from the attempt's.
     run_dir, name = attempt.run_directory, attempt.name
     outputs = (output_of_attempt(read_log(path), name) for path in sorted(run_dir.glob("slurm-*.out")))
     text = "\n".join([read_log(node_log(run_dir, name, file_names.BATCH_LOG_NODE)), *outputs])
@@ -213,7 +219,7 @@ def _from_slurm(attempt: Attempt, ranks: Sequence[RankRecord], state: str) -> Ca
 
 
 def _silent_nodes(attempt: Attempt, ranks: Sequence[RankRecord]) -> list[str]:
-    """The nodes that did not report an end of any kind, where others did."""
+    """Return the nodes that reported no end of any kind although others did."""
     ended = {str(rank.get("node")) for rank in ranks if rank.get("ended_at") is not None}
     ended |= {*attempt.done, *(path.stem for path in attempt.cause_files)}
     nodes = _nodes(attempt, ranks)
@@ -222,7 +228,8 @@ def _silent_nodes(attempt: Attempt, ranks: Sequence[RankRecord]) -> list[str]:
 
 
 def _is_explained_by(best: Cause, slurm: Cause) -> bool:
-    """A lost node explains whatever its neighbours then died of; a time limit only what came after it."""
+    """Whether SLURM's cause explains the best other one. A lost node explains whatever ended its neighbours afterwards;
+    a time limit explains only what came after it."""
     return slurm["kind"] == "node_fail" and kind_of(best).is_weak
 
 
@@ -232,7 +239,8 @@ _LOG_OF = re.compile(r"^job: the log of this job is (.*)\.job\.log$", re.MULTILI
 
 
 def slurm_end(text: str) -> tuple[str, str] | None:
-    """The kind of end that SLURM names, and its line; the weightiest where there are several."""
+    """Return the kind of end that SLURM names, and the line that names it. If there are several, return the most
+    important."""
     lines = dict.fromkeys(line[:READ_CHARACTERS] for line in text.splitlines())  # each once: there may be millions
     for expression, kind in _SLURM:
         said = next((line for line in lines if expression.search(line)), None)
@@ -246,7 +254,8 @@ def failed_nodes(text: str) -> list[str]:
 
 
 def output_of_attempt(text: str, attempt: str) -> str:
-    """The part of `slurm-<job id>.out` that belongs to one attempt; several share the file after a requeue."""
+    """Return the part of `slurm-<job id>.out` that belongs to one attempt. Several attempts share the file after a
+    requeue."""
     starts = list(_LOG_OF.finditer(text))
     for place, match in enumerate(starts):
         if match.group(1).rpartition("/logs/")[2] == attempt:

@@ -1,4 +1,5 @@
-"""The record of one cause: from the lines of a node's log and its ranks' own ends, and as a sentence for a person."""
+"""The record of one cause, from the lines of a node's log and the ends of its ranks, and the cause as a sentence for
+the user."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ MOST_NAMED = 3  # ranks in a sentence
 
 
 def cause(kind: str, node: str | None, line: str, source: str, **more: Any) -> Cause:
-    """A cause as `attempts/<attempt>/causes/<node>.json` has it (docs/run-directory.md)."""
+    """Return a cause as in `attempts/<attempt>/causes/<node>.json` (docs/run-directory.md)."""
     record: Cause = {
         "schema": SCHEMA,
         "kind": kind,
@@ -57,7 +58,7 @@ def failed(rank: RankRecord) -> bool:
 
 
 def ended_badly(rank: RankRecord) -> bool:
-    """Whether a rank failed by itself: not merely taken down with SIGTERM by its launcher."""
+    """Whether a rank failed by itself, that is, was not merely ended with SIGTERM by its launcher."""
     return failed(rank) and rank.get("signal") != "SIGTERM"
 
 
@@ -73,14 +74,16 @@ def was_killed(ranks: Sequence[RankRecord]) -> bool:
 
 
 def is_vague(record: Cause) -> bool:
-    """Whether a cause names nothing but a crash, or another's end."""
+    """Whether a cause names no more than a crash, or only reports another's end."""
     return record["kind"] == "crash" or bool(record.get("consequence"))
 
 
 def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[RankRecord]) -> Cause | None:
-    """Return what the log says: its first line that names a kind with strong evidence, else one that names the network,
-    which often recovers; else the last exception of the rank that failed first; else a line that only reports
-    another's end; None where there is no line at all."""
+    """Return the cause that the log shows, or None if it has no line about one.
+
+    It is the first line that names a kind with strong evidence; else one that names the network, which often recovers;
+    else the last exception of the rank that failed first; else a line that only reports another's end.
+    """
     hits = without_reruns(hits, ranks)
     own = [hit for hit in hits if not hit.consequence]
     named = [hit for hit in own if hit.kind != "crash"]
@@ -92,14 +95,15 @@ def cause_from_log(hits: Sequence[Hit], node: str, ranks: Sequence[RankRecord]) 
         first = _first_failed(ranks)
         of_first = [hit for hit in crashes if first is not None and _wrote(hit, first)]
         return _cause_of_hit((of_first or crashes)[-1], crashes, node, ranks)
-    # Where a launcher tells of its ranks' ends, what a shell did not find before has kept nothing from starting.
+    # If a launcher reports the ends of its ranks, a program that a shell did not find earlier prevented no start.
     hits = [hit for hit in hits if hit.kind != "no_program"] or hits
     told = [hit for hit in hits if not KINDS[hit.kind].is_weak] or [hit for hit in hits if hit.kind != "crash"] or hits
     return _cause_of_hit(told[0], [hit for hit in told if hit.kind == told[0].kind], node, ranks) if told else None
 
 
 def cause_from_ranks(node: str, ranks: Sequence[RankRecord]) -> Cause | None:
-    """Return how the first failed rank ended, where no line says more; a signal from outside is no cause of its own."""
+    """Return how the first failed rank ended, for use when no line says more. A signal from outside is not a cause of
+    its own."""
     first = _first_failed(ranks)
     if first is None:
         return None
@@ -118,8 +122,8 @@ def cause_from_ranks(node: str, ranks: Sequence[RankRecord]) -> Cause | None:
 
 
 def likelier(logged: Cause | None, ended: Cause | None) -> Cause | None:
-    """Return the better of what the log says and how the ranks ended: the signal that ended the first one, where the
-    log only tells of another's end; how it ended, where the log only has its launcher's lines on it."""
+    """Return the better of the log's cause and the ranks' end: the signal that ended the first rank if the log only
+    reports another's end, and how that rank ended if the log only has its launcher's lines about it."""
     if logged is None or ended is None:
         return logged or ended
     if logged["consequence"] and logged["kind"] == "crash":
@@ -129,7 +133,7 @@ def likelier(logged: Cause | None, ended: Cause | None) -> Cause | None:
 
 
 def _cause_of_hit(hit: Hit, same_kind: Sequence[Hit], node: str, ranks: Sequence[RankRecord]) -> Cause:
-    if not _names_more(hit):  # of a message of several lines, that which names both sides
+    if not _names_more(hit):  # in a message of several lines, the line that names both sides
         hit = next((other for other in same_kind if _names_more(other) and _same_speaker(other, hit)), hit)
     rank = _rank_of(hit, ranks)
     kind = _whose_memory(hit, ranks) if hit.kind == "oom" else hit.kind
@@ -161,8 +165,8 @@ def _same_speaker(one: Hit, other: Hit) -> bool:
 
 
 def _whose_memory(hit: Hit, ranks: Sequence[RankRecord]) -> str:
-    """`oom`; `gpu_shared` or `gpu_busy` where another process holds what was missing: one of this job's ranks on the
-    node, or a stranger, as far as its process id tells."""
+    """Return `oom`, or `gpu_shared` or `gpu_busy` if another process holds the missing memory: a rank of this job on
+    the node, or a stranger, as far as its process id shows."""
     others, asked = hit.numbers.get("other_processes_bytes", 0), hit.numbers.get("asked_bytes")
     if asked is None or others < LEAST_HELD_BYTES or asked > hit.numbers.get("free_bytes", 0) + others:
         return "oom"
@@ -171,7 +175,7 @@ def _whose_memory(hit: Hit, ranks: Sequence[RankRecord]) -> str:
 
 
 def _each_rank(hits: Sequence[Hit], ranks: Sequence[RankRecord]) -> list[RankCause]:
-    """Every rank of the node with such a message, once, with the first of its messages that has any numbers."""
+    """Return every rank of the node with such a message once, with the first of its messages that has numbers."""
     causes: dict[int | None, RankCause] = {}
     for hit in hits:
         rank = _rank_of(hit, ranks)
@@ -179,13 +183,13 @@ def _each_rank(hits: Sequence[Hit], ranks: Sequence[RankRecord]) -> list[RankCau
         if number not in causes or (hit.numbers and not causes[number]["numbers"]):
             causes[number] = {"rank": number, "line": hit.line, "numbers": dict(hit.numbers)}
     if len(causes) > 1:
-        causes.pop(None, None)  # a second message of a rank already known, without its name
+        causes.pop(None, None)  # a second message of a known rank, without its name
     return list(causes.values())
 
 
 def _rank_of(hit: Hit, ranks: Sequence[RankRecord]) -> RankRecord | None:
-    """The rank that wrote the line: by its own prefix, else the only one that failed by itself, else by the GPU that
-    the message names, where the ranks of a node do not all call theirs 0."""
+    """Return the rank that wrote the line: by the line's prefix, else the only rank that failed by itself, else by the
+    GPU that the message names, unless all ranks of the node call theirs 0."""
     if hit.rank is not None or hit.local_rank is not None:
         writer = next((rank for rank in ranks if _wrote(hit, rank)), None)
         return {"rank": hit.rank} if writer is None and hit.rank is not None else writer
@@ -210,7 +214,8 @@ def _first_failed(ranks: Sequence[RankRecord]) -> RankRecord | None:
 
 
 def _ended_at(rank: RankRecord | None, ranks: Sequence[RankRecord]) -> float | None:
-    """When the rank ended, else when the first of its node failed; unix seconds of that node's clock."""
+    """Return when the rank ended, or else when the first rank of its node failed, in unix seconds of that node's
+    clock."""
     if rank is not None and rank.get("ended_at") is not None:
         return rank["ended_at"]
     first = _first_failed(ranks)
@@ -218,19 +223,20 @@ def _ended_at(rank: RankRecord | None, ranks: Sequence[RankRecord]) -> float | N
 
 
 def in_words(kind: str) -> str:
-    """Return `out of GPU memory` of `oom`."""
+    """Return the words for a kind: `out of GPU memory` for `oom`."""
     return KINDS[kind].words if kind in KINDS else kind
 
 
 def sentence(cause: Mapping[str, Any]) -> str:
-    """Return `out of GPU memory (rank 3 on n2): CUDA out of memory. Tried to allocate ...`."""
+    """Return a cause as a sentence, such as `out of GPU memory (rank 3 on n2): CUDA out of memory. Tried to allocate
+    ...`."""
     node, line = cause.get("node"), str(cause.get("line") or "")
     place = " on ".join(part for part in (_ranks_named(cause), str(node or "")) if part)
     return in_words(str(cause.get("kind"))) + (f" ({place})" if place else "") + (f": {line}" if line else "")
 
 
 def _ranks_named(cause: Mapping[str, Any]) -> str:
-    """`rank 3`, `ranks 0 and 3`, `ranks 0, 1, 2 and 5 more`."""
+    """Return the ranks in words, such as `rank 3`, `ranks 0 and 3`, `ranks 0, 1, 2 and 5 more`."""
     listed = cause.get("ranks")
     each = [item.get("rank") for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     numbers = sorted({number for number in [cause.get("rank"), *each] if type(number) is int})
@@ -242,6 +248,7 @@ def _ranks_named(cause: Mapping[str, Any]) -> str:
 
 
 def advice(cause: Mapping[str, Any] | None) -> str:
-    """Return what a person can do about a cause, by its evidence; empty where nothing is known about its kind."""
+    """Return what the user can do about a cause, according to its evidence; empty if nothing is known about its
+    kind."""
     text = kind_of(cause).advice
     return text if isinstance(text, str) else text(cause or {})

@@ -1,4 +1,4 @@
-"""Names of GPUs at sites: our accelerator for each, and the shipped profile to start from."""
+"""Names that sites give to GPUs, with our accelerator and the shipped profile to start from."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NamedGpu:
-    """A GPU type: the pattern of its names at sites, our accelerator, the shipped profile to start from, and what to
-    check.
-    """
+    """A type of GPU: the pattern of its names at sites, our accelerator, the shipped profile to start from, and what to
+    check."""
 
     pattern: str
     accelerator: str
@@ -18,7 +17,7 @@ class NamedGpu:
     note: str = ""
 
 
-# The first that fits. MIG slices and boards that differ in memory or speed from those of the table fit none.
+# The first entry that matches counts. MIG slices, and boards with other memory or speed than those listed, match none.
 GPUS = (
     NamedGpu(r"gb300", "gb300", "gb300-nvl72"),
     NamedGpu(r"gb200", "gb200", "gb200-nvl72"),
@@ -37,12 +36,12 @@ GPUS = (
 
 
 def gpu_named(name: str) -> NamedGpu | None:
-    """Return the GPU that a site names so (`h100`), None where it is not known."""
+    """Return the GPU for a site's name such as `h100`, or None if it is unknown."""
     gpu = next((entry for entry in GPUS if re.search(entry.pattern, name.lower())), None)
     return gpu if gpu is not None and gpu.accelerator else None
 
 
 def profile_of_gpu(name: str) -> str | None:
-    """Return the shipped profile of nodes with a GPU that a site names so, None where none is known."""
+    """Return the shipped profile for nodes with the GPU that a site names so, or None if there is none."""
     gpu = gpu_named(name)
     return None if gpu is None else gpu.base

@@ -1,5 +1,5 @@
-"""The measured bandwidth between every two nodes of a cluster, its file (docs/placement.md), and what it is worth to
-the groups of a job whose nodes stand in a known order."""
+"""The measured bandwidth between every two nodes of a cluster, its file (docs/placement.md), and what it means for the
+groups of a job whose nodes are in a known order."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Key = tuple[str | int, ...]
 
 @frozen
 class BandwidthMatrix:
-    """`bytes_per_second[i][j]` is what each device of `nodes[i]` sends to its like on `nodes[j]` when all of them send;
-    the diagonal is 0 and means nothing. `path` is where it was read."""
+    """`bytes_per_second[i][j]` is what each device of `nodes[i]` sends to the corresponding device of `nodes[j]` when
+    all of them send. The diagonal is 0 and has no meaning. `path` is the file from which it was read."""
 
     nodes: tuple[str, ...]
     bytes_per_second: tuple[tuple[float, ...], ...]
@@ -38,16 +38,15 @@ class BandwidthMatrix:
 
 
 def slurm_order(matrix: BandwidthMatrix, nodes: int) -> list[int]:
-    """Return the matrix rows of the nodes that a job of this size is priced on, in SLURM's order: the first by name,
-    since it is not known which ones SLURM will give. Fewer if the matrix has fewer nodes.
-    """
+    """Return the matrix rows of the nodes for which a job of this size is priced, in SLURM's order: the first by name,
+    because it is unknown which ones SLURM will allocate. There are fewer if the matrix has fewer nodes."""
     return sorted(range(len(matrix.nodes)), key=lambda i: matrix.nodes[i])[:nodes]
 
 
 def matrix_text(
     nodes: Sequence[str], bytes_per_second: Sequence[Sequence[float]], measured: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the text of a matrix file, one row a line; `measured` describes the measurement."""
+    """Return the text of a matrix file, one row per line. `measured` describes the measurement."""
     speeds = [
         [None if i == j else float(f"{speed / GB:.6g}") for j, speed in enumerate(row)]
         for i, row in enumerate(bytes_per_second)
@@ -60,7 +59,7 @@ def matrix_text(
 
 
 def merged(old: BandwidthMatrix, new: BandwidthMatrix) -> BandwidthMatrix:
-    """Return `new`; if the old matrix has all its nodes and more, the old one with the new links in it."""
+    """Return `new`, or, if the old matrix has all its nodes and more, the old one with the new links in it."""
     place = {name: index for index, name in enumerate(old.nodes)}
     if not set(new.nodes) <= set(place):
         return new
@@ -74,7 +73,7 @@ def merged(old: BandwidthMatrix, new: BandwidthMatrix) -> BandwidthMatrix:
 def read_matrix(path: Path) -> BandwidthMatrix:
     """Return the matrix in a file.
 
-    Raises `UserError` with file, place, problem and remedy unless it is complete, positive and square.
+    Raises `UserError` with file, place, problem and remedy unless the matrix is complete, positive and square.
     """
     return _Reader(path).matrix()
 
@@ -179,7 +178,7 @@ def _problem(speed: Any) -> str | None:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object if no key stands twice in it. Raises ValueError."""
+    """Return the object if no key occurs twice in it. Raises ValueError."""
     members = dict(pairs)
     if len(members) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -194,11 +193,12 @@ def _shown(value: Any) -> str:
 
 @frozen
 class MeasuredNetwork:
-    """`seconds_per_byte[a, b]` is what one device of node rank `a` takes for a byte to its like on node rank `b` while
-    all devices send; the diagonal is 0. Node rank n holds the global ranks from n x `devices_per_node` on.
+    """The network between the nodes of a job. `seconds_per_byte[a, b]` is what one device of node rank `a` takes to
+    send a byte to the corresponding device of node rank `b` while all devices send; the diagonal is 0. Node rank n has
+    the global ranks from n x `devices_per_node` on.
 
     A group is `size` ranks, `stride` apart, as in `timing/network.py`. Every method takes columns of both and returns a
-    column of seconds per byte; 0 where no group leaves its node.
+    column of seconds per byte, which is 0 if no group leaves its node.
     """
 
     seconds_per_byte: FloatColumn
@@ -206,19 +206,17 @@ class MeasuredNetwork:
     _known: dict[tuple[str, int, int], float] = field(default_factory=dict, compare=False, repr=False)
 
     def ring(self, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
-        """Return the seconds per byte of the slowest link of any group's ring, which goes from node to node in the
-        order of ranks and back to the first (nccl src/graph/connect.cc, connectRings).
-        """
+        """Return the seconds per byte of the slowest link in the ring of any group. The ring goes from node to node in
+        the order of ranks and back to the first (nccl src/graph/connect.cc, connectRings)."""
         return self._by_group("ring", self._slowest_link, size, stride)
 
     def chain(self, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
         """Return the mean seconds per byte of one hop on the slowest path through all ranks of a group and back
-        (Pipette's T_pp).
-        """
+        (Pipette's T_pp)."""
         return self._by_group("chain", self._slowest_way, size, stride)
 
     def exchange(self, size: FloatColumn, stride: FloatColumn) -> FloatColumn:
-        """Return the mean seconds per byte from the slowest node to the ranks on other nodes of its group."""
+        """Return the mean seconds per byte from the slowest node to the ranks of its group on other nodes."""
         return self._by_group("exchange", self._slowest_sender, size, stride)
 
     def _by_group(
@@ -272,9 +270,9 @@ def measured_network(
 ) -> MeasuredNetwork:
     """Return the network between the nodes of a job.
 
-    `order[rank]` is the row of the matrix that gets that node rank. None is a chain in which each node is followed by
-    the nearest node left, so it does not depend on the job's layout. Nodes that are not in the matrix get the median of
-    its links, as at job start (`node/place.py`).
+    `order[rank]` is the matrix row of the node with that node rank. None stands for a chain in which each node is
+    followed by the nearest remaining node, so that it does not depend on the job's layout. Nodes that are not in the
+    matrix get the median of its links, as at job start (`node/place.py`).
     """
     from llmlaunch.placement.search import nearest_neighbours
     from llmlaunch.placement.traffic import inverse

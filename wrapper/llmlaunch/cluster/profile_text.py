@@ -1,5 +1,5 @@
-"""Texts of cluster profiles: drafted from a site's SLURM, with comments for what it does not report, and extended by a
-measured matrix."""
+"""Texts of cluster profiles: drafts from a site's SLURM, with comments about what it does not report, and extensions by
+a measured matrix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 @dataclass(frozen=True)
 class Draft:
-    """A drafted profile: the cluster's name and the kind of node, which make the name of the file, and its text."""
+    """A drafted profile: the cluster's name and the kind of node, which make up the file name, and its text."""
 
     cluster: str
     kind: str
@@ -107,8 +107,8 @@ def _text(site: SlurmSite, kind: _Kind, wanted: str | None) -> str:
 
 
 def _partition(site: SlurmSite, kind: _Kind, wanted: str | None) -> Partition | None:
-    """Return the requested partition, else of those that take an account of this person's the one that gives a job most
-    nodes of this kind, the default one first."""
+    """Return the requested partition. Without a request, return the partition that accepts an account of this user and
+    gives a job the most nodes of this kind; among equals, the default partition comes first."""
     counts = Counter(name for node in kind.nodes for name in node.partitions)
     there = [partition for partition in site.partitions if counts[partition.name]]
     return min(
@@ -124,7 +124,7 @@ def _partition(site: SlurmSite, kind: _Kind, wanted: str | None) -> Partition | 
 
 
 def _accounts(site: SlurmSite, partition: Partition | None) -> tuple[str, ...]:
-    """Return this person's accounts whose jobs the partition takes."""
+    """Return this user's accounts whose jobs the partition accepts."""
     allowed = () if partition is None else partition.accounts
     return tuple(name for name in site.accounts if not allowed or name in allowed)
 
@@ -181,8 +181,8 @@ def _devices(kind: _Kind) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class SiteOffer:
-    """What a site has for one recipe: its nodes of one kind. `base` is the shipped profile to start from, None where
-    nothing is known of `gpu`, the site's own name for its GPUs; `nodes` is how many a job may have in `partition`."""
+    """What a site offers for one recipe: its nodes of one kind. `base` is the shipped profile to start from, or None if
+    `gpu`, the site's own name for its GPUs, is unknown. `nodes` is the maximum number for a job in `partition`."""
 
     gpu: str | None
     base: str | None
@@ -193,13 +193,13 @@ class SiteOffer:
     accounts: tuple[str, ...]
 
     def suits(self, cluster: str) -> bool:
-        """Whether these nodes may be those of a shipped profile; SLURM may not tell 40 GB from 80 GB."""
+        """Whether these nodes may be those of a shipped profile. SLURM may not distinguish 40 GB from 80 GB."""
         if self.base is None or self.devices != _BASE_DEVICES.get(self.base, 8):
             return False
         return self.base == cluster or (bool(self.remark) and self.base.split("-")[0] == cluster.split("-")[0])
 
     def notes(self, nodes: int | str) -> list[str]:
-        """Return what a person should know before a job of so many nodes is submitted here, as sentences."""
+        """Return what the user should know before submitting a job with this many nodes here, as sentences."""
         lines = []
         name = "" if self.partition is None else f" in {self.partition.name}"
         if self.devices:
@@ -221,7 +221,8 @@ class SiteOffer:
 
 
 def offer_of(site: SlurmSite, cluster: str) -> SiteOffer | None:
-    """Return the nodes of a site that suit a shipped profile, else those with most GPUs; None where none is shown."""
+    """Return the nodes of a site that suit a shipped profile, or else those with the most GPUs, or None if there are
+    none."""
     nodes = [node for node in site.nodes if node.partitions]
     offers = [_offer(site, kind) for kind in _kinds(nodes)] if nodes else []
     return max(offers, key=lambda offer: (offer.suits(cluster), offer.devices * offer.nodes), default=None)
@@ -312,15 +313,15 @@ def _containers(site: SlurmSite) -> Iterator[str]:
 
 
 def quoted(text: str) -> str:
-    """Return text as a value of YAML, in quotes where it would be read as something else."""
+    """Return text as a YAML value, in quotes if it would otherwise be read as something else."""
     return text if _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS else json.dumps(text)
 
 
 @dataclass(frozen=True)
 class Destination:
-    """The files a matrix is saved to.
+    """The files to which a matrix is saved.
 
-    `profile_text` is the new text of the profile; None if it names the matrix already.
+    `profile_text` is the new text of the profile, or None if the profile already names the matrix.
     """
 
     profile: Path
@@ -328,17 +329,18 @@ class Destination:
     profile_text: str | None
 
     def save(self, text: str) -> None:
-        """Write the matrix, then the profile that names it, each whole or not at all. Raises `UserError`."""
+        """Write the matrix, then the profile that names it, each completely or not at all. Raises `UserError`."""
         write_whole(self.matrix, text)
         if self.profile_text is not None:
             write_whole(self.profile, self.profile_text)
 
 
 def destination(spec: str, base_dir: Path = Path()) -> Destination:
-    """For a profile by path, that file; for a shipped one by name, a new profile in `base_dir` that starts from it.
+    """Return the destination for a profile: the file itself if it is given by path, or a new profile in `base_dir` that
+    starts from a shipped one given by name.
 
     Raises:
-        UserError: no such profile, one that cannot be read or changed, or a file in the way.
+        UserError: there is no such profile, it cannot be read or changed, or a file is in the way.
     """
     path = profile_path(spec, base_dir)
     if path.is_relative_to(asset("slurm", "clusters")):
@@ -374,15 +376,14 @@ def _of_profile(path: Path, text: str, name: str) -> Destination:
 
 
 def _with_matrix(text: str, document: Document, name: str) -> str:
-    """Return the profile's text with one more line, comments and order unchanged; the text itself if that is
-    impossible.
-    """
+    """Return the profile's text with one more line, and comments and order unchanged. Return the text itself if that is
+    impossible."""
     lines = text.splitlines(keepends=True)
     if "links" not in document.value:
         end = "" if text.endswith("\n") else "\n"
         return f"{text}{end}links: {{matrix: {name}}}\n"
     at = next((number for number, line in enumerate(lines) if line.startswith("links:")), None)
-    if at is None:  # written in a way of its own
+    if at is None:  # written in an unusual way
         return text
     head, brace, rest = lines[at].partition("{")
     if brace:

@@ -1,7 +1,7 @@
-"""Python's literals in text that another program printed: logs, argument dumps, command lines.
+"""Python literals in text printed by another program: logs, argument dumps, command lines.
 
 `ast.literal_eval` raises TypeError for {[]: 1} and returns complex numbers and bytes, which neither JSON nor a recipe
-can hold. Nothing here raises: what cannot be read is UNREADABLE.
+can hold. The functions here never raise; unreadable text becomes UNREADABLE.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def literal_in(text: str) -> Any:
     """Return the Python value that `text` prints: None, true or false, a number, a text, or a list, tuple, set or
     mapping of them.
 
-    Text that prints no value is returned as it is: a log prints names and paths without quotes. UNREADABLE stands for
-    complex numbers and bytes, for a key that cannot be one, and for what exceeds 64 bits, LONGEST_LITERAL or
-    MOST_DEPTH.
+    Text that prints no value is returned unchanged, because logs print names and paths without quotes. UNREADABLE is
+    returned for complex numbers and bytes, for a key that cannot be one, and for anything beyond 64 bits,
+    LONGEST_LITERAL or MOST_DEPTH.
     """
     plain = text.strip()
     if _LONG_NUMBER.fullmatch(plain):
@@ -47,10 +47,10 @@ def literal_in(text: str) -> Any:
         return UNREADABLE if plain[0] in "[({" else text
     if _bracket_depth(plain) > MOST_DEPTH:
         return UNREADABLE if plain[0] in "[({" else text
-    if _SIGNS.search(plain):  # nobody prints them, and Python's parser recurses at each
+    if _SIGNS.search(plain):  # no program prints so many, and Python's parser recurses at each
         return text
     try:
-        with warnings.catch_warnings():  # an odd escape in somebody else's text is no news for the person
+        with warnings.catch_warnings():  # an odd escape in another program's text does not concern the user
             warnings.simplefilter("ignore")
             return _bounded(ast.literal_eval(plain))
     except (ValueError, SyntaxError):
@@ -71,7 +71,7 @@ def _bracket_depth(text: str) -> int:
 
 
 def _bounded(value: Any) -> Any:
-    """Return a value that `literal_eval` made, or UNREADABLE where a part of it is."""
+    """Return a value made by `literal_eval`, or UNREADABLE if any part of it is."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -86,8 +86,8 @@ def _bounded(value: Any) -> Any:
 
 
 def is_deeper_than(value: Any, most: int = MOST_DEPTH) -> bool:
-    """Return whether more than `most` lists and mappings of a JSON or YAML value are within each other. The value is
-    walked level by level, not by recursion."""
+    """Return whether a JSON or YAML value nests more than `most` lists and mappings. The value is walked level by
+    level, without recursion."""
     depth, level = 0, [value]
     while level and depth <= most:
         parents = [item for item in level if isinstance(item, (dict, list))]

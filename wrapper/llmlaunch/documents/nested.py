@@ -1,4 +1,4 @@
-"""Values of nested mappings by their dotted keys: "zero_optimization.stage"."""
+"""Values in nested mappings, by dotted keys such as "zero_optimization.stage"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that holds no other one, by its dotted key; a list and an empty mapping are values."""
+    """Yield each value that holds no other value, with its dotted key. A list and an empty mapping count as values."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{within}{name}.")
@@ -16,7 +16,7 @@ def leaves(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, A
 
 
 def value_at(values: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key; None where it is not written."""
+    """Return the value of a dotted key, or None if the key is absent."""
     value: Any = values
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -24,7 +24,7 @@ def value_at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def put_at(values: dict[str, Any], key: str, value: Any) -> None:
-    """Write a dotted key, with the mappings around it."""
+    """Set the value of a dotted key, and create the mappings that contain it."""
     *sections, name = key.split(".")
     within = values
     for section in sections:
@@ -33,7 +33,7 @@ def put_at(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def with_values(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings with the values of `above` over and beside those of `below`."""
+    """Return nested mappings merged from both; where both have a value, the one in `above` wins."""
     merged = dict(below)
     for name, value in above.items():
         inner = merged.get(name)

@@ -1,5 +1,5 @@
-"""What a backend's checkpoints are: where the last one is named, how large they are, how long writing one takes, and
-how long before a job's end it must be told to."""
+"""The checkpoints of each backend: the file that names the last one, their size, the time to write one, and how long
+before the end of a job the trainers must be asked to save."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmlaunch.units import GB
 KEY: KeyPath = ("training", "checkpoint_path")
 NEW_FOLDER = "name a new folder to begin at step 0"
 
-# Files of the checkpoint folder that hold the last step saved whole; both frameworks write them last.
+# Files in the checkpoint folder that hold the last step saved completely; both frameworks write them last.
 MEGATRON_TRACKER = "latest_checkpointed_iteration.txt"
 TRACKERS = {"megatron-lm": MEGATRON_TRACKER, "deepspeed": "latest", "megatron-bridge": MEGATRON_TRACKER}
 
@@ -28,64 +28,66 @@ NON_PERSISTENT_FOLDER = "non_persistent"
 MEGATRON_SKIPS = "--iterations-to-skip"
 SKIP_FLAGS = {"megatron-lm": MEGATRON_SKIPS, "deepspeed": "--skip-steps", "megatron-bridge": MEGATRON_SKIPS}
 
-# The compute copy, and of the optimizer fp32 weights and two moments.
+# The compute copy, and the optimizer's fp32 weights and two moments.
 STATE_BYTES = 12
 COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 # BLOOM-176B's 2.3 TB were written by 48 nodes in 40 s: 57 GB/s in all, 1.2 GB/s a node, on a file system called very
 # fast, with five times slower as "not uncommon" (Bekman, Machine Learning Engineering, training/fault-tolerance).
-# A node alone is seldom what is slow.
+# A single node is seldom the bottleneck.
 FILE_SYSTEM_BYTES_PER_SECOND = 2.3e12 / 40 / 5
 NODE_BYTES_PER_SECOND = 1e9
 # A fifth of what those 48 nodes had each. Llama 3's 2,048 nodes had ten times as much, 2 TB/s (Dubey et al. 2024,
 # section 3.3.1).
 FILE_SYSTEM_BYTES_PER_SECOND_A_NODE = FILE_SYSTEM_BYTES_PER_SECOND / 48
 QUICKEST_SAVE_SECONDS = 5.0
-# Noticing the end, containers, imports, process groups, the data's indexes, the first steps; of no measurement.
+# Noticing the end, containers, imports, process groups, data indexes, the first steps. Not measured.
 START_SECONDS = 600.0
-# What is written by whom is agreed upon by all ranks, and the worker started on its copy; of no measurement.
+# All ranks agree on who writes what, and the worker starts on its copy. Not measured.
 ASYNC_PAUSE_SECONDS = 2.0
-LEAST_SAVE_SECONDS = 120.0  # metadata servers, and a file system others use at the same moment
+LEAST_SAVE_SECONDS = 120.0  # metadata servers, and a file system that others use at the same time
 
-# slurmctld looks every 30 s for jobs whose end is no further away than the lead and 30 s more, so the signal comes up
-# to 60 s early, and late only where slurmctld itself is (PERIODIC_TIMEOUT, slurmctld/job_mgr.c send_job_warn_signal).
-# One missed look, and as much for the way to the trainers and their end.
+# Every 30 s, slurmctld looks for jobs whose end is at most the lead plus 30 s away. The signal therefore comes up to
+# 60 s early, and late only if slurmctld itself is late (PERIODIC_TIMEOUT, slurmctld/job_mgr.c send_job_warn_signal).
+# The first constant allows for one missed look, the second for the signal's way to the trainers and for their end.
 LATE_SECONDS = 30
 PASSING_SECONDS = 30
 UNKNOWN_STEP_SECONDS = 60.0
-PLANNED_STEPS = 2  # one step has just begun, and may take twice the time planned
+PLANNED_STEPS = 2  # a step may have just begun, and may take twice the planned time
 MOST_LEAD_SECONDS = 65535  # sbatch --signal
 
 
 def tracker(recipe: Recipe) -> str:
-    """Name of the file in the checkpoint folder that names the last step saved: the last number in it. A DeepSpeed
-    script of the person's own has it where it calls the engine's save_checkpoint."""
+    """Return the name of the file in the checkpoint folder that holds the last step saved, as its last number. A
+    DeepSpeed script of the user's own writes it when it calls the engine's save_checkpoint."""
     return TRACKERS[recipe.backend.name]
 
 
 def skip_flag(recipe: Recipe) -> str:
-    """Return the flag that has the trainer leave out the batches of the steps after it; empty where the recipe asks for
-    no rollback. Megatron-LM counts these steps as done, without their learning rate's progress (training.py, core
+    """Return the trainer's flag for steps whose batches are skipped, or the empty text if the recipe asks for no
+    rollback. Megatron-LM counts these steps as done but does not advance the learning rate schedule (training.py, core
     0.19)."""
     return SKIP_FLAGS[recipe.backend.name] if recipe.on_bad_loss.action == "rollback" else ""
 
 
 def checkpoint_bytes(recipe: Recipe) -> int:
-    """Bytes of one checkpoint, as if all parameters were trained: the compute copy, main weights and two moments."""
+    """Return the bytes of one checkpoint, as if all parameters were trained: compute copy, main weights and two
+    moments."""
     return count_parameters(recipe.model).total * (COMPUTE_BYTES[recipe.workload.precision] + _state_bytes(recipe))
 
 
 def _state_bytes(recipe: Recipe) -> int:
-    """Return the bytes of main weights and moments in a checkpoint, per parameter. DeepSpeed writes them in bf16 where
-    it keeps them so; Megatron's precision-aware optimizer widens them to fp32 (FusedAdam.state_dict, Transformer Engine
-    2.20)."""
+    """Return the bytes of main weights and moments per parameter in a checkpoint. DeepSpeed writes them in bf16 if it
+    keeps them in bf16. Megatron's precision-aware optimizer widens them to fp32 (FusedAdam.state_dict, Transformer
+    Engine 2.20)."""
     formats = recipe.training.numbers.optimizer
     narrow = formats is not None and {formats.main_parameters, formats.first_moment, formats.second_moment} == {"bf16"}
     return STATE_BYTES // 2 if narrow else STATE_BYTES
 
 
 def save_seconds(recipe: Recipe, layout: Layout) -> float:
-    """Seconds one checkpoint may take to write: `restart.save_seconds`, else from its bytes and a slow file system."""
+    """Return the seconds that writing one checkpoint may take: `restart.save_seconds`, or else what its size needs on a
+    slow file system."""
     if recipe.restart is not None and recipe.restart.save_seconds is not None:
         return recipe.restart.save_seconds
     by_all = checkpoint_bytes(recipe) / FILE_SYSTEM_BYTES_PER_SECOND
@@ -94,8 +96,8 @@ def save_seconds(recipe: Recipe, layout: Layout) -> float:
 
 
 def expected_save_seconds(recipe: Recipe, layout: Layout) -> float:
-    """Seconds one checkpoint is expected to take: `restart.save_seconds`, else from its bytes and the file system that
-    the cluster's profile tells of, or one that is as wide as clusters of this size have."""
+    """Return the seconds that writing one checkpoint is expected to take: `restart.save_seconds`, or else what its size
+    needs on the file system in the cluster profile, or on the usual one for a cluster of this size."""
     if recipe.restart is not None and recipe.restart.save_seconds is not None:
         return recipe.restart.save_seconds
     speed = recipe.cluster.site.checkpoint_gigabytes_per_second
@@ -107,8 +109,8 @@ def expected_save_seconds(recipe: Recipe, layout: Layout) -> float:
 
 
 def pause_seconds(recipe: Recipe, layout: Layout) -> float:
-    """Seconds that a regular save holds the steps up: all of it, but with `training.async_save` the copy of each rank's
-    share to the host alone, which a process beside the trainer then writes."""
+    """Return the seconds for which a regular save delays the steps. It is the whole save, but with
+    `training.async_save` only the copy of each rank's share to the host, which a separate process then writes."""
     write = expected_save_seconds(recipe, layout)
     if not recipe.training.async_save:
         return write
@@ -117,8 +119,9 @@ def pause_seconds(recipe: Recipe, layout: Layout) -> float:
 
 
 def resume_seconds(recipe: Recipe, save_seconds: float) -> float:
-    """Seconds from a stop to the first new step, the queue left out: as the recipe or the profile says, else the wait
-    before a restart, the start of the trainers, and reading the checkpoint, which takes about as long as writing it."""
+    """Return the seconds from a stop to the first new step, without the time in the queue. The recipe or the profile
+    may set them; otherwise they are the wait before a restart, the start of the trainers, and the time to read the
+    checkpoint, which is about as long as writing it takes."""
     restart, site = recipe.restart, recipe.cluster.site
     if restart is not None and restart.resume_seconds is not None:
         return restart.resume_seconds
@@ -128,9 +131,10 @@ def resume_seconds(recipe: Recipe, save_seconds: float) -> float:
 
 
 def _bytes_of_busiest_node(recipe: Recipe, layout: Layout) -> float:
-    """Megatron's torch_dist and fsdp_dtensor spread all over data parallel ranks (--ckpt-fully-parallel-save, its
-    default). DeepSpeed's rank 0 writes the compute copy of stages 0 to 2 alone, and of stage 0 the optimizer, too
-    (_save_checkpoint and _save_zero_checkpoint, runtime/engine.py, 0.19.8)."""
+    """Return the bytes that the busiest node writes. Megatron's torch_dist and fsdp_dtensor spread everything over data
+    parallel ranks (--ckpt-fully-parallel-save, its default). In DeepSpeed, rank 0 alone writes the compute copy for
+    stages 0 to 2, and for stage 0 the optimizer as well (_save_checkpoint and _save_zero_checkpoint, runtime/engine.py,
+    0.19.8)."""
     whole = checkpoint_bytes(recipe)
     alone = 0.0
     if recipe.training.checkpoint_format == "torch":  # by the first data parallel rank of each stage, at least
@@ -142,14 +146,14 @@ def _bytes_of_busiest_node(recipe: Recipe, layout: Layout) -> float:
 
 
 def lead_seconds(recipe: Recipe, layout: Layout, step_seconds: float | None) -> int:
-    """How long before its end a job must be told to save: the step that runs, an evaluation after it, the save, and the
-    signal's way.
+    """Return how many seconds before its end a job must be asked to save: the step in progress, an evaluation after it,
+    the save, and the time that the signal takes.
 
-    Megatron-LM may have to save twice: told during a regular save, it saves again after the next step
-    (checkpoint_and_decide_exit, training.py, core 0.19). `step_seconds` is the plan's; None = not known.
+    Megatron-LM may have to save twice: if it is asked during a regular save, it saves again after the next step
+    (checkpoint_and_decide_exit, training.py, core 0.19). `step_seconds` is the planned step time, or None if unknown.
 
     Raises:
-        UserError: more than sbatch can be told.
+        UserError: sbatch cannot give a signal that early.
     """
     save = save_seconds(recipe, layout)
     saves = 2 if recipe.backend.on_megatron_core else 1
@@ -167,7 +171,7 @@ def lead_seconds(recipe: Recipe, layout: Layout, step_seconds: float | None) -> 
 
 
 def refuse_short_time(recipe: Recipe, lead: int) -> None:
-    """Raises UserError where the job's time limit leaves less time to train than to save."""
+    """Raise UserError if the job's time limit is less than twice the time needed to save."""
     for option in ("time", "time-min"):
         limit = limit_seconds(recipe.slurm.get(option))
         if limit is not None and limit < 2 * lead:

@@ -1,5 +1,5 @@
-"""Which flag is of which class: data of each backend (flag_classes.json), groups of flags with one reason, to which
-rows of its tables of flags belong by their subject. A flag of no group is unknown."""
+"""The class of each flag: data of each backend (flag_classes.json), in groups of flags with the same reason. Rows of
+the backend's tables of flags join a group by their subject. A flag in no group is unknown."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ BY_WORD = FlagClass(NEUTRAL, "changes no GPU memory by your word (backend.neutra
 
 @frozen
 class FlagGroup:
-    """Flags of one class for one reason. `patterns` maps names as a parser keeps them (`dest`), or patterns of names,
-    to the values for which they are of this class; no values are all values."""
+    """Flags of one class with the same reason. `patterns` maps names as a parser keeps them (`dest`), or patterns of
+    names, to the values for which the flag has this class; no values mean any value."""
 
     title: str
     flag_class: FlagClass
     patterns: Mapping[str, tuple[str, ...]]
 
     def holds(self, name: str, values: Sequence[str] | None) -> bool:
-        """Whether a flag with these values is of this group; with None, whether it is with any value."""
+        """Whether a flag with these values is in this group; with None, whether it is with any value."""
         if values is None:
             return any(not limited and fnmatchcase(name, pattern) for pattern, limited in self.patterns.items())
         return any(
@@ -47,7 +47,7 @@ class FlagGroup:
 
 @cache
 def flag_table(path: Path, table: str = "groups") -> tuple[FlagGroup, ...]:
-    """Return the groups of one table of a file of flag classes."""
+    """Return the groups in one table of a file of flag classes."""
     groups = json.loads(path.read_text(encoding="utf-8"))[table]
     return tuple(
         FlagGroup(
@@ -60,7 +60,8 @@ def flag_table(path: Path, table: str = "groups") -> tuple[FlagGroup, ...]:
 
 
 def with_rows(groups: Iterable[FlagGroup], subjects: Mapping[str, str]) -> tuple[FlagGroup, ...]:
-    """Return groups that hold flags by their subjects, too: the title of a group by the name of a flag."""
+    """Return the groups, extended by flags according to their subjects. `subjects` maps the name of a flag to the title
+    of its group."""
     return tuple(
         replace(group, patterns={**group.patterns, **{name: () for name in subjects if subjects[name] == group.title}})
         for group in groups
@@ -73,7 +74,8 @@ def _pattern(word: str) -> tuple[str, tuple[str, ...]]:
 
 
 def group_of(table: Iterable[FlagGroup], name: str, values: Sequence[str]) -> FlagGroup | None:
-    """Return the group of a flag: one that names its value wins over one of all values. None: it stands in none."""
+    """Return the group of a flag, or None if it is in none. A group that names the flag's value takes precedence over a
+    group for all values."""
     groups = tuple(table)
     by_value = (group for group in groups if group.holds(name, values))
     return next(by_value, None) or next((group for group in groups if group.holds(name, None)), None)
@@ -82,8 +84,9 @@ def group_of(table: Iterable[FlagGroup], name: str, values: Sequence[str]) -> Fl
 def class_arguments(
     recipe: Recipe, class_of: Callable[[str, tuple[str, ...], bool], FlagClass | None]
 ) -> ClassedArguments:
-    """Return `backend.script_args` and `backend.extra_args` with the class of each. `class_of` is asked of a flag, its
-    values, and whether it is among the script's own; None leaves out what the rendering refuses anyway."""
+    """Return `backend.script_args` and `backend.extra_args` with the class of each. `class_of` takes a flag, its
+    values, and whether it is one of the script's own; if it returns None, the flag is left out, because rendering
+    refuses it anyway."""
     backend = recipe.backend
     classed = []
     for words, of_script in ((backend.script_args, True), (backend.extra_args, False)):

@@ -1,4 +1,4 @@
-"""Under which layouts a checkpoint can be loaded: for a layout to fall back on, and where nodes are lost."""
+"""Which layouts can load a checkpoint: for fallback layouts, and for fewer nodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
 
-# What must be the same for Megatron's distributed optimizer to find its buckets again: "dp_reshardable" names them by
+# Sizes that must be the same for Megatron's distributed optimizer to find its buckets: "dp_reshardable" names them by
 # model parallel rank and chunk (sharded_param_state_dp_reshardable, core/optimizer/distrib_optimizer.py, core 0.19).
-# Context parallel ranks share them like data parallel ones.
+# Context parallel ranks share them as data parallel ranks do.
 MODEL_SPLIT = ("tensor", "pipeline", "virtual_pipeline", "expert", "expert_tensor", "layers_by_stage")
 FSDP_STAGE = 2  # from this ZeRO stage on, Megatron-LM runs its FSDP
 RESHARDING_FLAG = "--dist-ckpt-optim-fully-reshardable"
@@ -18,16 +18,19 @@ GATHERED_SHARE = 0.5
 
 
 def reshards(recipe: Recipe, saved: Layout, loading: Layout) -> bool:
-    """A checkpoint written under one layout can be loaded under another, optimizer states and all.
+    """Return whether a checkpoint written under one layout can be loaded under another, including optimizer states.
 
-    Recompute, offloaded activations and the micro-batch never matter. The recipe's other words (what gradients
-    accumulate in, where the optimizer runs) must be the same in both. DeepSpeed's ZeRO loads on the same number of
-    ranks at the same stage only; our script converts its checkpoints for another number where `other_world_refusal` has
-    no reason against it. Megatron's torch_dist does not care how the model was split where
-    `saved_by_parameter`, else the split must be the same. Megatron-FSDP saves every parameter and its states as
-    distributed tensors (sharded_param_state_fsdp_dtensor, core/optimizer/distrib_optimizer.py, core 0.19): over how
-    many ranks they are sharded does not matter, how tensor and expert parallelism cut them does. So it is with the
-    format torch, whose files are of one cut, and whose optimizer is whole.
+    Recompute, offloaded activations and the micro-batch size never matter. The recipe's other settings (the format in
+    which gradients accumulate, where the optimizer runs) must be the same in both.
+
+    DeepSpeed's ZeRO loads a checkpoint only on the same number of ranks and at the same stage. Our script converts its
+    checkpoints for another number of ranks unless `other_world_refusal` gives a reason against it.
+
+    Megatron's torch_dist loads under any split of the model if `saved_by_parameter`; otherwise the split must be the
+    same. Megatron-FSDP saves every parameter and its states as distributed tensors (sharded_param_state_fsdp_dtensor,
+    core/optimizer/distrib_optimizer.py, core 0.19): the number of ranks over which they are sharded does not matter,
+    but the tensor and expert parallel sizes do. The same holds for the format torch, whose files belong to one split
+    and whose optimizer is saved whole.
     """
     if recipe.backend.script is not None or saved.zero_stage != loading.zero_stage:
         return False
@@ -42,11 +45,11 @@ def reshards(recipe: Recipe, saved: Layout, loading: Layout) -> bool:
 
 
 def other_world_refusal(recipe: Recipe, layout: Layout) -> str:
-    """Return why a checkpoint of this layout cannot be loaded on another number of devices, and what to do; empty where
-    it can.
+    """Return why a checkpoint of this layout cannot be loaded on another number of devices, and what to do about it.
+    Return the empty text if it can.
 
-    Our DeepSpeed script has DeepSpeed convert it (deepspeed/checkpoint/ds_to_universal.py, 0.19.8): every parameter
-    with its optimizer states in a file. What is frozen, cut by AutoTP or offloaded was not tried.
+    Our DeepSpeed script has DeepSpeed convert the checkpoint (deepspeed/checkpoint/ds_to_universal.py, 0.19.8): every
+    parameter gets a file with its optimizer states. Frozen weights, AutoTP and offload have not been tried.
     """
     if recipe.backend.script is not None:
         return (
@@ -77,12 +80,12 @@ def other_world_refusal(recipe: Recipe, layout: Layout) -> str:
 
 
 def saved_by_parameter(recipe: Recipe, layout: Layout) -> bool:
-    """Megatron's optimizer states are saved parameter by parameter, to be loaded under any split.
+    """Return whether Megatron's optimizer states are saved parameter by parameter, which any split can load.
 
-    Without the distributed optimizer they always are. With it (--dist-ckpt-optim-fully-reshardable) every rank gathers
-    those of its share of the model in host memory first (get_parameter_state_dp_zero, core/optimizer/
-    distrib_optimizer.py, core 0.19), so it is asked for only where another layout may have to load them and half the
-    node's memory holds them.
+    Without the distributed optimizer they always are. With it (--dist-ckpt-optim-fully-reshardable), every rank first
+    gathers the states of its share of the model in host memory (get_parameter_state_dp_zero,
+    core/optimizer/distrib_optimizer.py, core 0.19). So it is requested only if another layout may have to load the
+    states and they fit in half of the node's memory.
     """
     if layout.zero_stage == 0 or RESHARDING_FLAG in recipe.backend.extra_args:
         return True
@@ -94,5 +97,5 @@ def saved_by_parameter(recipe: Recipe, layout: Layout) -> bool:
 
 def _gathered_bytes(recipe: Recipe, layout: Layout) -> float:
     """Return the bytes of a node's host memory in which its ranks gather optimizer states."""
-    shares = layout.tensor * layout.pipeline  # of dense layers; experts may be spread further, which is only less
+    shares = layout.tensor * layout.pipeline  # of dense layers; experts may be spread over more ranks, which needs less
     return GATHERED_BYTES * count_parameters(recipe.model).total / shares * recipe.cluster.devices_per_node

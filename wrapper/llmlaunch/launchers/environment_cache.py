@@ -1,5 +1,5 @@
-"""What was seen once of a training environment, kept until it changes: its packages, as `llmlaunch doctor --container`
-probes them."""
+"""What was learned once about a training environment, kept until the environment changes: its packages, as `llmlaunch
+doctor --container` probes them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
 def environment_key(container: Container | None, python: str | None) -> str | None:
-    """Names one state of a training environment: an image by its digest, or its path and when it was written; an
-    interpreter by its path and when a package was last put beside it. None where a recipe names neither."""
+    """Return a key for one state of a training environment: an image by its digest, or by its path and modification
+    time; an interpreter by its path and the time at which a package was last installed. Return None if the recipe names
+    neither."""
     if container is not None:
         digest = _DIGEST.search(container.image)
         inside = f" {python}" if python else ""
@@ -40,7 +41,7 @@ def _written(path: Path) -> str:
 
 
 def probed_packages(recipe: Recipe) -> Mapping[str, str] | None:
-    """The versions of the packages in the recipe's environment by name, where it was probed."""
+    """Return the versions of the packages in the recipe's environment, by name, or None if it was not probed."""
     python = recipe.python if recipe.container else recipe.python or os.environ.get(INTERPRETER_VARIABLE)
     key = environment_key(recipe.container, python)
     entry = None if key is None else cached_probe(key)
@@ -48,7 +49,7 @@ def probed_packages(recipe: Recipe) -> Mapping[str, str] | None:
 
 
 def cached_probe(key: str) -> dict[str, Any] | None:
-    """What `cache_probe` kept under the key; None where there is nothing, or nothing that can be read."""
+    """Return what `cache_probe` stored under the key, or None if there is nothing readable."""
     from llmlaunch.rundir.files import read_object
 
     entry = (read_object(cache_file("frameworks.json")) or {}).get(key)
@@ -59,7 +60,7 @@ def cached_probe(key: str) -> dict[str, Any] | None:
 
 
 def cache_probe(key: str, record: Mapping[str, Any]) -> None:
-    """Raises OSError where the cache cannot be written."""
+    """Store a record under the key. Raises OSError if the cache cannot be written."""
     from llmlaunch.rundir.files import read_object, replace_json
 
     path = cache_file("frameworks.json")
@@ -68,7 +69,7 @@ def cache_probe(key: str, record: Mapping[str, Any]) -> None:
 
 
 def cache_file(name: str) -> Path:
-    """Return a file of this person's cache."""
+    """Return the path of a file in this user's cache."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or with_home("~/.cache"))
-    # without a home directory nothing is kept: below a file nothing can be read or written
+    # without a home directory nothing is kept: nothing can be read or written below a file
     return (folder if folder.is_absolute() else Path(os.devnull)) / "llmlaunch" / name

@@ -1,7 +1,7 @@
 """The resident memory of a trainer that has imported everything and does nothing.
 
-On a CPU the peak of a run is resident memory, most of which is the libraries themselves; that part depends on the
-machine's own torch and DeepSpeed, so it is measured once for each interpreter, and kept until it changes.
+On a CPU, the peak of a run is resident memory, and most of it is the libraries. It depends on the torch and DeepSpeed
+of the machine, so it is measured once for each interpreter and kept until that changes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SECONDS = 300
 
 
 def measured_baseline(python: str, say: Callable[[str], None]) -> int:
-    """Resident bytes of the idle trainer under `python`, from the cache or measured now.
+    """Return the resident bytes of an idle trainer under `python`, from the cache or from a new measurement.
 
     Raises:
-        UserError: the interpreter lacks torch, deepspeed or transformers, or the measuring run fails.
+        UserError: the interpreter lacks torch, deepspeed or transformers, or the measurement fails.
     """
     source = b"".join(path.read_bytes() for path in TRAINER_MODULES)
     key = f"{_versions(python)} {hashlib.sha256(source).hexdigest()[:12]}"
@@ -39,13 +39,13 @@ def measured_baseline(python: str, say: Callable[[str], None]) -> int:
     if key not in table:
         say("Measuring an idle trainer once, so that the prediction counts what its libraries take...")
         table[key] = _measure(python)
-        with contextlib.suppress(OSError):  # where it cannot be written, the next run measures again
+        with contextlib.suppress(OSError):  # if the cache cannot be written, the next run measures again
             replace_json(path, table, lasting=False)
     return int(table[key])
 
 
 def _versions(python: str) -> str:
-    import subprocess  # late: most who plan measure nothing
+    import subprocess  # imported late, because most plans measure nothing
 
     try:
         answer = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, timeout=60)

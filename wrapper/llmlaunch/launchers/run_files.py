@@ -1,4 +1,4 @@
-"""The small files launchers read and write in a run directory (docs/run-directory.md)."""
+"""The small files that launchers read and write in a run directory (docs/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _ENDS = ("succeeded", "failed", "stopped")
 
 
 def prepare(run_dir: Path, again: bool = False) -> Path:
-    """The run directory's resolved path, ready to be submitted: named, with a folder for logs.
+    """Return the resolved path of a run directory that is ready to be submitted: it has a name and a folder for logs.
 
-    Raises UserError where it is no run directory, is another user's, was submitted before (unless `again`), or cannot
-    be written into.
+    Raises UserError if it is not a run directory, belongs to another user, was submitted before (unless `again`), or
+    cannot be written to.
     """
     run_dir = run_dir.resolve()
     missing = missing_files(run_dir)
@@ -71,8 +71,8 @@ def prepare(run_dir: Path, again: bool = False) -> Path:
 
 
 def missing_files(run_dir: Path) -> list[str]:
-    """Return the names of files that were rendered into a run directory and are there no more: sites that remove old
-    files take them one by one. Of a directory that was made otherwise nothing is known."""
+    """Return the names of rendered files that are missing from a run directory. Sites that remove old files remove them
+    one by one. Nothing is known about a directory that was not rendered."""
     path = run_dir / file_names.RUN
     if not path.exists():
         others = (file_names.JOB_SCRIPT, file_names.NODE_ARCHIVE)
@@ -83,14 +83,14 @@ def missing_files(run_dir: Path) -> list[str]:
 
 
 def gone_text(names: Sequence[str]) -> str:
-    """Return what is said of rendered files that are gone."""
+    """Return the message about rendered files that are missing."""
     more = f" and {counted(len(names) - _MOST_NAMED, 'other')}" if len(names) > _MOST_NAMED else ""
     shown = printable(", ".join(names[:_MOST_NAMED])).replace("\n", "?")
     return f"{shown}{more} {'is' if len(names) == 1 else 'are'} gone; the site may have removed old files"
 
 
 def job_script(run_dir: Path) -> str:
-    """The text of job.sbatch. Raises UserError where it cannot be read."""
+    """Return the text of job.sbatch. Raises UserError if it cannot be read."""
     path = run_dir / file_names.JOB_SCRIPT
     try:
         return read_text(path, follow=True)
@@ -99,20 +99,21 @@ def job_script(run_dir: Path) -> str:
 
 
 def can_be_resumed(run_dir: Path) -> bool:
-    """Return whether `llmlaunch resume` may submit this directory. The job of an observed run is the person's own
-    script, which only they start again."""
+    """Return whether `llmlaunch resume` may submit this directory. The job of an observed run is the user's own script,
+    and only the user starts it again."""
     return read_run_file(run_dir).get("observed") is not True
 
 
 def can_be_cancelled(run_dir: Path) -> bool:
-    """Return whether `llmlaunch cancel` ends the job of this directory; a job that a person started by hand is theirs
-    to end."""
+    """Return whether `llmlaunch cancel` ends the job of this directory. It leaves a job that the user started by hand
+    to the user."""
     by_hand = (run_dir / file_names.JOB_SCRIPT).exists() and not (run_dir / file_names.SUBMISSION).exists()
     return can_be_resumed(run_dir) and not by_hand
 
 
 def is_foreign(run_dir: Path) -> bool:
-    """Whether a run directory is another user's. On file systems that give every file one owner, none is."""
+    """Return whether a run directory belongs to another user. On a file system where every file has the same owner,
+    none does."""
     try:
         owner = run_dir.stat().st_uid
         if owner == os.geteuid():
@@ -124,7 +125,7 @@ def is_foreign(run_dir: Path) -> bool:
 
 
 def refuse_foreign(run_dir: Path) -> None:
-    """Raises UserError for a run directory of another user: it is read, and nothing is done on its word."""
+    """Raise UserError for a run directory of another user. It may be read, but its content starts no action."""
     if not is_foreign(run_dir):
         return
     try:
@@ -138,13 +139,14 @@ def refuse_foreign(run_dir: Path) -> None:
 
 
 def run_name(run_dir: Path) -> str:
-    """Return the one name a run is shown by: its id in the store, or its directory's name while it has none."""
+    """Return the name under which a run is shown: its id in the store, or the name of its directory while it has
+    none."""
     return read_run_id(run_dir) or run_dir.name
 
 
 def name_run(run_dir: Path) -> str:
-    """The run's name in the store: what `run.id` holds, written first where it is absent. Raises UserError where the
-    file holds no id, and OSError where it cannot be written."""
+    """Return the run's name in the store, from `run.id`, which is written first if it is absent. Raises UserError if
+    the file holds no id, and OSError if it cannot be written."""
     path = run_dir / file_names.RUN_ID
     if not os.path.lexists(path):
         recipe = read_run_file(run_dir).get("name") or run_dir.resolve().name
@@ -159,28 +161,29 @@ def name_run(run_dir: Path) -> str:
 
 
 def node_count(run_dir: Path) -> int:
-    """`nodes` of run.json; 1 where it does not say."""
+    """Return `nodes` of run.json, or 1 if it is not set."""
     return read_run_file(run_dir).get("nodes") or 1
 
 
 def follow_ups(run_dir: Path) -> int:
-    """How many follow-up jobs go in with the first: where `restart` of run.json says chain, as many as it may restart.
+    """Return the number of follow-up jobs to submit with the first one: the maximum number of restarts if `restart` in
+    run.json says chain.
 
-    Eight at most: each takes a place in the queue for the whole time, and sites bound those. `resume` goes on after
-    the last.
+    It is eight at most: each job takes a place in the queue the whole time, and sites limit the number. `resume`
+    continues after the last one.
     """
     restart = read_run_file(run_dir).get("restart")
     return min(restart.get("times", 0), _MOST_FOLLOW_UPS) if restart and restart.get("by") == "chain" else 0
 
 
 def requeues(run_dir: Path) -> bool:
-    """Whether the recipe has the job put itself back into the queue."""
+    """Return whether the recipe asks the job to put itself back into the queue."""
     restart = read_run_file(run_dir).get("restart")
     return bool(restart and restart.get("by") == "requeue" and restart.get("times"))
 
 
 def remove_stop(run_dir: Path) -> bool:
-    """Remove the file with which a person told the run to stop; whether there was one."""
+    """Remove the file with which a person asked the run to stop. Return whether there was one."""
     try:
         (run_dir / file_names.STOP).unlink()
     except FileNotFoundError:
@@ -189,8 +192,8 @@ def remove_stop(run_dir: Path) -> bool:
 
 
 def allow_older_checkpoint(run_dir: Path) -> None:
-    """Let the next attempt go on from an older checkpoint than the last one saved, or begin at step 0. Raises
-    UserError where the directory cannot be written."""
+    """Allow the next attempt to continue from an older checkpoint than the last one saved, or to start at step 0.
+    Raises UserError if the directory cannot be written to."""
     try:
         (run_dir / file_names.FROM_OLDER).touch()
     except OSError as error:
@@ -198,8 +201,8 @@ def allow_older_checkpoint(run_dir: Path) -> None:
 
 
 def write_submission(submission: Submission, over: bool = False) -> None:
-    """Write `submission.json`, whole or not at all. Raises OSError, and UserError if there is one already (`over`: it
-    is replaced)."""
+    """Write `submission.json`, completely or not at all. With `over`, an existing file is replaced. Raises OSError, and
+    UserError if there is one already."""
     record = _record(submission) | {"schema": 1}
     if submission.earlier:
         record["earlier"] = [_record(earlier) for earlier in submission.earlier]
@@ -211,8 +214,8 @@ def write_submission(submission: Submission, over: bool = False) -> None:
 
 
 def note_refusal(run_dir: Path, scheduler_words: str) -> None:
-    """Keep in `ended.json` what the scheduler said when it did not take the first job; it counts until there is a
-    submission.json. Nothing is raised for a full disk: the message that follows says the same."""
+    """Keep in `ended.json` the scheduler's message when it refused the first job. It applies until there is a
+    submission.json. A full disk raises nothing, because the message that follows says the same."""
     if (run_dir / file_names.SUBMISSION).exists():
         return
     refusal: JobEnd = {"schema": 1, "job_id": None, "phase": REFUSED, "at": time.time(), "reason": scheduler_words}
@@ -221,8 +224,8 @@ def note_refusal(run_dir: Path, scheduler_words: str) -> None:
 
 
 def read_refusal(run_dir: Path) -> str:
-    """What the scheduler said when it refused the job of a directory that has none; empty where it did not, and where a
-    job that was started by hand has begun since."""
+    """Return the scheduler's message if it refused the job of a directory without a submission. Return the empty text
+    if it did not, or if a job that was started by hand has begun since."""
     if (run_dir / file_names.SUBMISSION).exists():
         return ""
     refusal = read_job_end(run_dir)
@@ -233,9 +236,9 @@ def read_refusal(run_dir: Path) -> str:
 
 
 def read_submission(run_dir: Path) -> Submission | None:
-    """What `submission.json` says; None where the directory was never submitted by llmlaunch.
+    """Return the content of `submission.json`, or None if llmlaunch never submitted the directory.
 
-    Raises UserError where the file is there and cannot be understood.
+    Raises UserError if the file exists and cannot be understood.
     """
     path = run_dir / file_names.SUBMISSION
     if not os.path.lexists(path):
@@ -254,7 +257,7 @@ def read_submission(run_dir: Path) -> Submission | None:
 
 
 def seen_at_work(run_dir: Path) -> Submission | None:
-    """The last job that began an attempt in a directory llmlaunch did not submit: `sbatch job.sbatch`, or
+    """Return the last job that began an attempt in a directory that llmlaunch did not submit: `sbatch job.sbatch`, or
     `bash job.sbatch` on this machine."""
     try:
         times = {
@@ -276,12 +279,13 @@ def seen_at_work(run_dir: Path) -> Submission | None:
 
 
 def cancel_mark(submission: Submission) -> Path:
-    """Exists once llmlaunch has cancelled the job; where a launcher forgets it, this tells it from a lost one."""
+    """Return the path of a file that exists once llmlaunch has cancelled the job. It distinguishes a cancelled job from
+    a lost one after the launcher has forgotten it."""
     return submission.run_dir / file_names.LOGS / f"{submission.job_id}.cancelled"
 
 
 def was_cancelled(submission: Submission) -> bool:
-    """Whether llmlaunch has cancelled it: the job, or the whole array of which it is a task."""
+    """Return whether llmlaunch has cancelled the job, or the whole array of which it is a task."""
     array, task, _ = submission.job_id.partition("_")
     of_array = submission.run_dir.parent / file_names.LOGS / f"{array}.cancelled"
     return cancel_mark(submission).exists() or (bool(task) and of_array.exists())
@@ -289,7 +293,7 @@ def was_cancelled(submission: Submission) -> bool:
 
 @dataclass(frozen=True)
 class End:
-    """What the job itself wrote in `status.json` when it ended. `state` is succeeded, failed or stopped."""
+    """What the job itself wrote to `status.json` when it ended. `state` is succeeded, failed or stopped."""
 
     state: Literal["succeeded", "failed", "stopped"]
     exit_code: int | None
@@ -301,7 +305,7 @@ class End:
 
 
 def read_end(submission: Submission) -> End | None:
-    """The end of the submission's latest attempt; None while there is none.
+    """Return the end of the submission's latest attempt, or None while there is none.
 
     A `status.json` left by an attempt before a requeue says nothing about the job.
     """
@@ -317,9 +321,9 @@ def read_end(submission: Submission) -> End | None:
 
 
 def known_end(submission: Submission) -> JobState | None:
-    """Return how a SLURM job ended where the run's files say so and nothing follows; None where SLURM knows more.
+    """Return how a SLURM job ended if the run's files show it and nothing follows, or None if SLURM knows more.
 
-    The files have it from the job itself (`status.json`) or from SLURM when it was asked before (`ended.json`).
+    The files have the end from the job itself (`status.json`), or from an earlier answer of SLURM (`ended.json`).
     """
     if submission.launcher != "slurm":
         return None
@@ -359,7 +363,8 @@ def _changed_since(run_dir: Path, attempt: str | None, name: str) -> bool:
 
 
 def latest_attempt(submission: Submission, among: str = "") -> str | None:
-    """The name of the last attempt its jobs began, in the order of the chain; `among`: one that left no folder."""
+    """Return the name of the last attempt that the submission's jobs began, in the order of the chain. `among` names an
+    attempt that left no folder and is considered as well."""
     try:
         names = {entry.name for entry in os.scandir(submission.run_dir / file_names.ATTEMPTS)} | {among}
     except OSError:
@@ -375,15 +380,15 @@ def latest_attempt(submission: Submission, among: str = "") -> str | None:
 
 
 def attempt_names(submission: Submission) -> list[str]:
-    """Return the submission's attempts so far, the oldest first."""
+    """Return the names of the submission's attempts so far, oldest first."""
     names = (path.name for path in (submission.run_dir / file_names.ATTEMPTS).glob("*"))
     return sorted((name for name in names if submission.owns(name)), key=attempt_order)
 
 
 def note_end(submission: Submission, state: JobState) -> bool:
-    """Keep in `ended.json` what only the launcher knows: how a job ended that left no status.json of its own. The
-    scheduler forgets it. False, and nothing changed, where that is noted already, there is nothing to note, or the
-    directory is another user's."""
+    """Keep in `ended.json` what only the launcher knows, and the scheduler forgets: how a job ended that left no
+    status.json of its own. Return False, and change nothing, if that is already recorded, if there is nothing to
+    record, or if the directory belongs to another user."""
     if not state.ended or read_end(submission) is not None or end_noted(submission) == state:
         return False
     if is_foreign(submission.run_dir):
@@ -393,12 +398,12 @@ def note_end(submission: Submission, state: JobState) -> bool:
     try:
         replace_json(submission.run_dir / file_names.ENDED, record, lasting=False)
     except OSError:
-        return True  # a full or read-only disk: the store can still be told
+        return True  # a full or read-only disk: the store can still be updated
     return True
 
 
 def end_noted(submission: Submission) -> JobState | None:
-    """What `note_end` kept of this submission."""
+    """Return what `note_end` recorded about this submission."""
     noted = read_job_end(submission.run_dir)
     phase = next((phase for phase in ENDED if phase == noted.get("phase")), None)
     if noted.get("job_id") != submission.jobs[-1] or phase is None:
@@ -428,8 +433,8 @@ def _record(submission: Submission) -> dict[str, Any]:
 
 
 def _submission(record: Mapping[str, Any], run_dir: Path) -> Submission:
-    """Raises ValueError where an id is none by form: each of them becomes an argument of squeue and scancel, a part of
-    a path, or a process to be signalled."""
+    """Return the submission in a record. Raises ValueError if an id has the wrong form: each id becomes an argument of
+    squeue and scancel, part of a path, or a process to signal."""
     launcher, cluster, at = record["launcher"], record["cluster"], record["submitted_at"]
     jobs = [record["job_id"], *_list(record.get("chain"))]
     has_form = {"slurm": is_slurm_job, "local": is_local_job}.get(str(launcher))

@@ -1,6 +1,7 @@
-"""The begin of an attempt: is there anything left to train, and with which layout.
+"""The beginning of an attempt: whether there is anything left to train, and with which layout.
 
-SLURM may start a job again that was finished or given up: requeued after a node failed, or the next link of a chain.
+SLURM may start a job again that was finished or given up, after a requeue because of a node failure or as the next link
+of a chain.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 
 class Beginning(NamedTuple):
-    """An attempt that is to begin on `nodes`. `layout` is that to go on with in the same allocation, empty at the start
-    of the job; `is_restart`: it counts as one."""
+    """An attempt that is to begin on `nodes`. `layout` is the one with which it continues in the same allocation, and
+    empty at the start of the job. `is_restart` means that it counts as a restart."""
 
     run_dir: Path
     attempt: str
@@ -43,15 +44,15 @@ class Beginning(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The layout to train with; or, where there is nothing to train, the exit code of the job."""
+    """The layout to train with, or the exit code of the job if there is nothing to train."""
 
     layout: str
     exit_code: int | None = None
 
 
 def begin(options: Beginning) -> Begun:
-    """Decide whether to train, and with which layout. Writes `attempt.json` of the attempt, or into `status.json` why
-    nothing is trained."""
+    """Decide whether to train, and with which layout. Writes `attempt.json` of the attempt, or the reason not to train
+    to `status.json`."""
     earlier = [attempt for attempt in begun_attempts(options.run_dir) if attempt.name != options.attempt]
     layout = options.layout or next_layout(earlier) or FIRST_LAYOUT
     ended = None if options.layout else _earlier_end(options, earlier)
@@ -91,7 +92,7 @@ def begin(options: Beginning) -> Begun:
 
 
 def end_untrained(run_dir: Path, attempt: str, why: str, reason: Cause | None = None) -> int:
-    """Write down that the job cannot train, and why. Returns its exit code."""
+    """Record that the job cannot train, and why. Return its exit code."""
     begun = _end(Beginning(run_dir, attempt, ()), FIRST_LAYOUT, "failed", 1, why, reason, notice=True)
     return begun.exit_code or 1
 
@@ -110,7 +111,7 @@ def _end(
     reason: Cause | None = None,
     notice: bool = False,
 ) -> Begun:
-    """Write down that nothing is trained, with a `notice` where nobody has heard of this end before."""
+    """Record that nothing is trained. With `notice`, send a notice, because nobody has heard of this end before."""
     say(why)
     status: Status = {**_status(options.attempt, state, code, why, layout), "cause": reason}
     write_status(options.run_dir, status)
@@ -121,7 +122,8 @@ def _end(
 
 
 def _earlier_end(options: Beginning, earlier: list[Attempt]) -> tuple[str, int, str] | None:
-    """State, exit code and why, where the run has been finished, stopped or given up; None where it may go on."""
+    """Return state, exit code and reason if the run has been finished, stopped or given up, or None if it may
+    continue."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
     if ours and ours[-1].status.get("state") == "succeeded":
         return "succeeded", 0, f"the training was finished by attempt {ours[-1].name}"
@@ -143,7 +145,7 @@ def _earlier_end(options: Beginning, earlier: list[Attempt]) -> tuple[str, int, 
 
 
 def _bound(options: Beginning, earlier: list[Attempt], layout: str) -> tuple[str, int, str] | None:
-    """State, exit code and which bound of the recipe's `restart` is reached; None where none is."""
+    """Return state, exit code and the limit of the recipe's `restart` that is reached, or None if none is."""
     ours = of_this_submission(earlier, options.run_dir, options.attempt)
     run = read_run_file(options.run_dir)
     policy = run.get("restart")

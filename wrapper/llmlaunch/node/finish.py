@@ -1,8 +1,8 @@
-"""The end of an attempt: did every trainer succeed, and if not, which failed first and how; what comes next.
+"""The end of an attempt: whether every trainer succeeded, and if not, which failed first and how; and what comes next.
 
-Last of all comes the summary of the attempt, so that whoever reads the store need not open every node's file. By then
-the verdict is written and printed: what goes wrong there, or takes too long, changes nothing, and `collect` makes the
-same summary from the same files.
+The summary of the attempt comes last, so that readers of the store need not open the files of every node. By then the
+verdict has been written and printed. If the summary fails or takes too long, nothing changes: `collect` makes the same
+summary from the same files.
 """
 
 from __future__ import annotations
@@ -63,26 +63,27 @@ if TYPE_CHECKING:
     from ..rundir.attempt_files import Cause, NodeEnd, Progress, RankRecord, Status
 
 POLL_SECONDS = 0.5
-ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # what a shell makes of them
+ENDED_FROM_OUTSIDE = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # as a shell reports them
 PATIENCE_SECONDS = 30.0  # the allocation is paid for, and a file system may hang
-PATIENCE_NODE_SECONDS = 1000.0  # so long all nodes together wait for the summary: 0.5 s where there are 2,000
+PATIENCE_NODE_SECONDS = 1000.0  # wait for the summary, summed over all nodes: 0.5 s with 2,000 nodes
 
 
 class Verdict(NamedTuple):
-    """How the attempt ended, before what comes next is decided."""
+    """How the attempt ended, before the next step is decided."""
 
     state: str  # succeeded, failed or stopped
     exit_code: int
     why: str
-    cause: Cause | None  # None where it did not fail, or nothing is known
+    cause: Cause | None  # None if it did not fail, or if nothing is known
     stop_signal: str  # what asked the trainers to stop: USR1, TERM, PREEMPTED, or empty
 
 
 class Ending(NamedTuple):
     """An attempt whose step has ended.
 
-    `code` is what the step returned, `done` are nodes that were heard to have ended well, `lost` those that are gone.
-    `pool` are the nodes that the allocation still has, in SLURM's order; empty where the job may not train on in it.
+    `code` is the exit code of the step, `done` are nodes that reported a good end, and `lost` are nodes that are gone.
+    `pool` are the nodes that the allocation still has, in SLURM's order; it is empty if the job may not train on in its
+    allocation.
     """
 
     run_dir: Path
@@ -93,11 +94,11 @@ class Ending(NamedTuple):
     done: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     pool: tuple[str, ...] = ()
-    marker_seconds: float = 60.0  # for late markers of a file system
+    marker_seconds: float = 60.0  # wait for markers that a file system shows late
 
 
 class Finished(NamedTuple):
-    """The exit code of the job, what comes next, and the nodes that it is to leave out when it starts again."""
+    """The exit code of the job, what comes next, and the nodes to exclude when the job starts again."""
 
     exit_code: int
     follows: Next
@@ -105,7 +106,7 @@ class Finished(NamedTuple):
 
 
 def finish(ending: Ending) -> Finished:
-    """Judge the attempt: write `status.json` and one line to stderr, and last of all `summary.json`."""
+    """Judge the attempt: write `status.json` and one line to stderr, and finally `summary.json`."""
     directory = attempt_folder(ending.run_dir, ending.attempt)
     done = _done_markers(directory, ending)
     ranks = rank_records(directory)
@@ -154,7 +155,7 @@ def _say_what_comes(ending: Ending, verdict: Verdict, facts: Facts, follows: Nex
 
 
 def _write_the_rest(ending: Ending, verdict: Verdict, facts: Facts, follows: Next) -> None:
-    """What may take long, and changes nothing if it is never written."""
+    """Write what may take long, and whose absence changes nothing."""
     write_summary(ending.run_dir, ending.attempt, min(PATIENCE_SECONDS, PATIENCE_NODE_SECONDS / ending.nodes))
     if verdict.state == "succeeded":  # the next attempt prunes after any other end
         in_time(lambda: prune(ending.run_dir, ending.attempt, facts.layout), PATIENCE_SECONDS)
@@ -163,7 +164,7 @@ def _write_the_rest(ending: Ending, verdict: Verdict, facts: Facts, follows: Nex
 
 
 def _may_train_on(ending: Ending) -> bool:
-    """Whether the job may train on in its allocation. Where the preflight found too few good nodes it ends."""
+    """Whether the job may continue to train in its allocation. It may not if the preflight found too few good nodes."""
     if not ending.pool or not may_restart_here(read_run_file(ending.run_dir)):
         return False
     tried = Attempt(ending.run_dir, ending.attempt).began.get("preflight")
@@ -177,14 +178,14 @@ def _next_nodes(ending: Ending, facts: Facts, verdict: Verdict, unfit: Sequence[
 
 
 def _notify(ending: Ending, status: Status, progress: Progress, follows: Next) -> None:
-    """Send the notice of the end, or of what goes on after it: without SLURM nothing puts a job back into a queue."""
+    """Send the notice of the end, or of the restart after it. Without SLURM, nothing puts a job back into a queue."""
     if follows.action not in ("end", *STAYS) and not os.environ.get("SLURM_JOB_ID"):
         follows = Next("end", "without SLURM no job starts again by itself")
     event = "end" if follows.action == "end" else "restart"
     try:
         goodput = goodput_of(begun_attempts(ending.run_dir)).share
         text = end_text(ending.run_dir, status, progress, follows, goodput)
-    except Exception as error:  # no notice is worth the job's last word
+    except Exception as error:  # a notice must not prevent the verdict
         say(f"notice not written: {type(error).__name__}: {error}")
         return
     notify(ending.run_dir, ending.attempt, event, text)
@@ -212,7 +213,7 @@ def _verdict(ending: Ending, ranks: Sequence[RankRecord], nodes: list[NodeEnd], 
             return Verdict("stopped", COMES_BACK_LATER, why, None, stop_signal)
         if stop_signal == "TERM":
             cause = cause_record("cancelled", None, f"{_order(stop_signal)}, and it ended without saving", "job")
-    if cause is not None and cause["source"] != "ranks":  # of which `why` tells already
+    if cause is not None and cause["source"] != "ranks":  # which `why` already states
         why = f"{why}; {sentence(cause)}"
     if stop_signal == PREEMPTED and cause and not cause["consequence"] and not kind_of(cause).planned:
         stop_signal = ""  # one failed by itself, and `srun --kill-on-bad-exit` ended the others
@@ -220,8 +221,8 @@ def _verdict(ending: Ending, ranks: Sequence[RankRecord], nodes: list[NodeEnd], 
 
 
 def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Progress) -> Facts:
-    """Collect what the decision depends on, from the files of this attempt and of those before it."""
-    # judged once more where its step lingered: what was said of it then is not of an attempt before
+    """Collect the facts for the decision from the files of this attempt and the earlier ones."""
+    # an attempt is judged again if its step lingered: its first verdict is not that of an earlier attempt
     every = begun_attempts(run_directory)
     for item in every:
         if item.name == attempt:
@@ -268,7 +269,8 @@ def _bad_loss_facts(
 
 
 def _decided(facts: Facts) -> Next:
-    """What comes next; the end, where a damaged file does not let it be decided. The verdict is written either way."""
+    """Return what comes next; it is the end if a damaged file prevents the decision. The verdict is written in both
+    cases."""
     try:
         return decide(facts)
     except Exception as error:
@@ -296,25 +298,25 @@ def _order(stop_signal: str) -> str:
 
 
 def _ended_by_order(cause: Cause | None) -> bool:
-    """Whether nothing is known but that the trainers were ended from outside, as a job's end ends them."""
+    """Whether nothing is known except that the trainers were ended from outside, as the end of a job does."""
     if cause is None or cause["consequence"]:
         return True
     return cause["source"] == "ranks" and cause["numbers"].get("exit_code") in ENDED_FROM_OUTSIDE
 
 
 def _at_fault(run_directory: Path, attempt: str, reason: Cause | None) -> list[str]:
-    """The nodes that the job is to leave out when it starts again, by the signs of all attempts of the run."""
+    """Return the nodes to exclude when the job starts again, judged by the signs in all attempts of the run."""
     earlier = [item.status.get("cause") for item in begun_attempts(run_directory) if item.name != attempt]
     return nodes_to_leave_out([*earlier, reason])
 
 
 def judge(launcher_code: int, ranks: Sequence[RankRecord], nodes: list[NodeEnd]) -> tuple[int, str]:
-    """The job's exit code and the reason in words.
+    """Return the exit code of the job and the reason in words.
 
-    0 only where the launcher returned 0, every node left its done marker and no rank failed. A rank without an
-    end in its record did not fail by that: a full disk may have kept it from being written.
+    The code is 0 only if the launcher returned 0, every node left its done marker, and no rank failed. A rank whose
+    record has no end has not failed for that reason alone: a full disk may have prevented the record.
     """
-    # those torchrun took down with SIGTERM after another had failed come last
+    # ranks that torchrun ended with SIGTERM after another failure come last
     failures = sorted(
         filter(failed, ranks), key=lambda rank: (not ended_badly(rank), rank.get("ended_at") or float("inf"))
     )
@@ -339,10 +341,10 @@ def judge(launcher_code: int, ranks: Sequence[RankRecord], nodes: list[NodeEnd])
 
 
 def _done_markers(directory: Path, ending: Ending) -> list[str]:
-    """Names of the nodes that are done: those that said so, and those whose marker is there.
+    """Return the names of the nodes that are done: those that reported it, and those whose marker exists.
 
-    Where the step was content but some are missing, look again for `marker_seconds`: an NFS client may show an old
-    listing for as long as `acdirmax`, 60 s (nfs(5)).
+    If the step ended well but some markers are missing, look again for `marker_seconds`, because an NFS client may show
+    an old listing for as long as `acdirmax`, 60 s (nfs(5)).
     """
     patience = ending.marker_seconds if ending.code == 0 and ending.nodes > 1 else 0.0
     give_up_at = time.monotonic() + patience
@@ -358,21 +360,22 @@ def _done_markers(directory: Path, ending: Ending) -> list[str]:
 
 
 def _nodes(done: list[str], ranks: Sequence[RankRecord], count: int) -> list[NodeEnd]:
-    """Every node by name; `null` for each that left neither a marker nor a rank record."""
+    """Return every node by name, and `null` for each that left neither a marker nor a rank record."""
     names = sorted({*done, *(node for rank in ranks if (node := rank.get("node")))})
     nodes: list[NodeEnd] = [{"node": name, "done": name in done} for name in names]
     return nodes + [{"node": None, "done": False} for _ in range(count - len(names))]
 
 
 def write_summary(run_directory: Path, attempt: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
-    """Write `summary.json` of the attempt, or say in one line why there is none. The caller must leave by `os._exit`:
-    what still hangs in the file system then is not waited for."""
+    """Write `summary.json` of the attempt, or say in one line why there is none. The caller must leave by `os._exit`,
+    so that nothing waits for a thread that still hangs in the file system."""
     if not in_time(lambda: _write(run_directory, attempt), patience_seconds):
         say(f"{SUMMARY} was not ready in {patience_seconds:g} s; collect will read the nodes' own files")
 
 
 def in_time(work: Callable[[], None], patience_seconds: float) -> bool:
-    """Do `work` in a thread. False where it did not end in time: what hangs in a file system cannot be ended."""
+    """Do `work` in a thread. Return False if it did not end in time; a thread that hangs in a file system cannot be
+    ended."""
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     worker.join(patience_seconds)
@@ -388,7 +391,7 @@ def _write(run_directory: Path, attempt: str) -> None:
 
 
 def _spools(run_directory: Path) -> list[Path]:
-    """What this node could not write to the run directory, and nobody has delivered so far."""
+    """Return the folders with what this node could not write to the run directory and nobody has delivered yet."""
     root = spool_root(os.environ)
     folder = spool_folder(root, str(run_directory))
     return [folder] if is_private(root) and is_private(folder) else []

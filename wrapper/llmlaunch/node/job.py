@@ -1,7 +1,6 @@
-"""`node.pyz job`: the program of the batch host. It begins an attempt, starts its step on the nodes, watches it, judges
-it and does what comes next, until nothing does. One loop takes all events, and one function of facts decides what comes
-next (restart_policy.py).
-"""
+"""`node.pyz job`: the program of the batch host. It begins an attempt, starts its step on the nodes, watches and judges
+it, and does what comes next, until nothing does. One loop handles all events, and one function of the facts decides
+what comes next (restart_policy.py)."""
 
 from __future__ import annotations
 
@@ -43,16 +42,16 @@ if TYPE_CHECKING:
     from .finish import Finished
 
 PREFLIGHT_MORE_SECONDS = 120.0
-NOT_STARTED = 127  # exit code of a step whose program is not there, as a shell has it
+NOT_STARTED = 127  # exit code of a step whose program does not exist, as in a shell
 TOO_FEW_GOOD = 3  # exit code of a job whose preflight found too few good nodes
 DEVICES_SECONDS = 15.0  # killed trainers hold their device memory until the driver has cleaned up after them
-TOLD_SECONDS = 1.0  # SLURM tells the steps of a job that it ends, too: our word comes when theirs must have arrived
+TOLD_SECONDS = 1.0  # SLURM also signals the steps of a job that it ends; by then its signal must have arrived
 DISK_SECONDS = 10.0
 LAST_LINES = 12  # of a log that says why
 
 
 def main(argv: list[str]) -> int:
-    """Run the job whose run directory holds this program. Returns its exit code."""
+    """Run the job whose run directory holds this program. Return its exit code."""
     del argv
     run_directory = Path(os.environ.get("LLMLAUNCH_RUN_DIR") or Path(sys.argv[0]).resolve().parent)
     os.chdir(run_directory)  # setup lines may have gone elsewhere
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 class BatchJob:
-    """`spec` is `job` of run.json (docs/run-files.md)."""
+    """The job. `spec` is `job` of run.json (docs/run-files.md)."""
 
     def __init__(self, run_directory: Path) -> None:
         self._run_directory = run_directory
@@ -89,7 +88,7 @@ class BatchJob:
         self._layout = ""
 
     def run(self) -> int:
-        """Train until nothing comes next. Returns the exit code of the job."""
+        """Train until nothing comes next. Return the exit code of the job."""
         raise_open_files_limit()
         try:
             self._name_attempt()
@@ -131,8 +130,8 @@ class BatchJob:
     # --- the beginning of the job ---
 
     def _name_attempt(self) -> None:
-        """`<job id>.<restart count>`, and on from there: done markers of an earlier attempt never vouch for this one.
-        Under SLURM all that is said from here on goes to the attempt's log."""
+        """Name the attempt `<job id>.<restart count>`, or with the next free count, so that done markers of an earlier
+        attempt never count for this one. Under SLURM, all output from here on goes to the log of the attempt."""
         attempts = self._run_directory / file_names.ATTEMPTS
         for folder in (file_names.LOGS, file_names.PEAKS):
             (self._run_directory / folder).mkdir(exist_ok=True)
@@ -144,7 +143,7 @@ class BatchJob:
                 break
             except FileExistsError:
                 self._number += 1
-        folders = [file_names.DONE, file_names.RANKS]  # all nodes write into these: made here once, not by each
+        folders = [file_names.DONE, file_names.RANKS]  # all nodes write into these, so they are made once, here
         launch = self._run.get("launch") or {}
         folders += [file_names.FLIGHT] if launch.get("flight_recorder") else []
         folders += [file_names.PROBES] if self._spec.get("is_probed") else []
@@ -166,7 +165,7 @@ class BatchJob:
         self._say(f"run directory {self._run_directory}, attempt {self._attempt}, {now}")
 
     def _name_run(self) -> None:
-        """The run's name in the store, where submit has not written one: the first of several jobs wins."""
+        """Write the run's name in the store if submit has not written one. Among several jobs, the first one wins."""
         path = self._run_directory / file_names.RUN_ID
         if not path.exists():
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -215,23 +214,23 @@ class BatchJob:
         return self._come_back(finished)
 
     def _judge(self, end: StepEnd) -> Finished:
-        from .finish import Ending, finish  # with all that knows of causes; the ranks need not wait for that
+        from .finish import Ending, finish  # imports everything about causes; the ranks need not wait for that
 
         self._loop.take_pending()
         if end.was_told and not self._told:
-            self._rest(TOLD_SECONDS)  # whoever ends the job tells its steps first
+            self._rest(TOLD_SECONDS)  # whoever ends the job signals its steps first
         told = self._told or (PREEMPTED if end.was_told else "")
         held = self._held
-        # of a node that ended well, or of a job that is being ended, nothing is asked
+        # nothing is asked about a node that ended well, or in a job that is being ended
         held.lose(held.lost_nodes(end, self._hosts) if self._slurm and end.code and not self._told else end.lost)
         ending = Ending(self._run_directory, self._attempt, self._nodes, end.code, told, end.done)
         finished = finish(ending._replace(lost=held.lost, pool=held.names))
-        self._loop.take_pending()  # what it was told meanwhile
+        self._loop.take_pending()  # signals that came meanwhile
         return finished
 
     def _start_again(self, end: StepEnd, seconds: float, nodes: Sequence[str]) -> None:
-        """On the nodes that were chosen. A node that is lost is given back; what the attempt before left behind on the
-        others goes, too. A signal to save and stop ends the rest early."""
+        """Prepare another attempt on the chosen nodes: give back lost nodes, and end what the previous attempt left on
+        the others. A signal to save and stop cuts the wait short."""
         self._again = True
         self._hosts, self._nodes = tuple(nodes), len(nodes)
         if self._slurm:
@@ -251,8 +250,8 @@ class BatchJob:
     # --- one attempt ---
 
     def _train(self) -> StepEnd:
-        """Import the image, try the nodes, prepare, train. Returns how the step ended, or what kept it from being
-        started."""
+        """Import the image, test the nodes, prepare, and train. Return how the step ended, or what prevented its
+        start."""
         failed = StepEnd(1)
         if self._told or not self._import_image():
             return failed
@@ -279,7 +278,7 @@ class BatchJob:
             return StepEnd(NOT_STARTED)
         try:
             watchdog = AttemptWatchdog(self._run_directory, self._attempt, self._layout, step, self._loop, self._disk)
-        except Exception as error:  # whatever it is, the training goes on
+        except Exception as error:  # whatever the error is, the training continues
             say(f"watchdog: {type(error).__name__}: {error}; the training continues without it")
         self._loop.run(lambda: step.is_over)
         self._step = None
@@ -293,7 +292,8 @@ class BatchJob:
     def _start_step(
         self, step: NodeStep, order: Sequence[str], log: str, what: str, late_end_seconds: float | None = None
     ) -> bool:
-        """Start `node.pyz node` on the step's nodes; `order` has them by node rank. False where that cannot be."""
+        """Start `node.pyz node` on the step's nodes; `order` has them by node rank. Return False if that is
+        impossible."""
         words = [self._python_of_nodes(), "-I", "-S", str(self._run_directory / file_names.NODE_ARCHIVE), "node"]
         words += ["--run-dir", str(self._run_directory), "--attempt", self._attempt, "--layout", self._layout or "."]
         words += ["--nodes", str(len(order)), "--address", order[0] if self._slurm else "127.0.0.1"]
@@ -322,20 +322,22 @@ class BatchJob:
         return True
 
     def _step_environment(self) -> dict[str, str]:
-        """The address of the webhook is a secret, of which the trainers need to know nothing."""
+        """Return the environment of the steps. It lacks the address of the webhook, a secret that the trainers do not
+        need."""
         webhook = (self._run.get("notify") or {}).get("webhook")
         hidden = {webhook} - set(self._spec["secrets"])
         environment = slurm_steps.step_environment(os.environ)
         return {name: value for name, value in environment.items() if name not in hidden}
 
     def _python_of_nodes(self) -> str:
-        """The recipe's, else LLMLAUNCH_PYTHON (which is this host's, not the container's), else the first on PATH."""
+        """Return the recipe's Python, else LLMLAUNCH_PYTHON (which belongs to this host, not to the container), else
+        the first on PATH."""
         named = self._spec["python"]
         is_inside = self._container is not None
         return named or ("" if is_inside else os.environ.get("LLMLAUNCH_PYTHON", "")) or "python3"
 
     def _run_step(self, nodes: Sequence[str], log: str, what: str, seconds: float | None = None) -> StepEnd:
-        """Run another step than the training to its end, which takes so many seconds at most."""
+        """Run a step other than the training to its end, for at most `seconds`."""
         step = NodeStep(self._loop, nodes, trains=False)
         if not self._start_step(step, nodes, log, what):
             return StepEnd(NOT_STARTED)
@@ -346,8 +348,8 @@ class BatchJob:
         return step.finish()
 
     def _import_image(self) -> bool:
-        """Import the image of a registry on the nodes that lack it. LLMLAUNCH_IMPORT_SECONDS gives it more time. False
-        where fewer nodes than the training needs have it."""
+        """Import a registry's image on the nodes that lack it. LLMLAUNCH_IMPORT_SECONDS allows more time. Return False
+        if fewer nodes than the training needs have the image."""
         images = self._images
         missing = [] if images is None else [node for node in self._hosts if node not in images.ready]
         if images is None or not missing:
@@ -362,7 +364,7 @@ class BatchJob:
         return False
 
     def _run_beside(self, words: Sequence[str], seconds: float) -> None:
-        """Run a command to its end. It is killed after so many seconds, or when the job is told to stop."""
+        """Run a command to its end. It is killed after `seconds`, or when the job is asked to stop."""
         give_up_at = time.monotonic() + seconds
         try:
             process = subprocess.Popen(
@@ -385,8 +387,9 @@ class BatchJob:
         return slurm_steps.StepOptions.of(self._spec, os.environ).srun(nodes, error, self._again, output)
 
     def _try_nodes(self) -> bool:
-        """Try all nodes for about a minute, and choose good ones to train on, in SLURM's order. Importing torch takes
-        minutes on some file systems: LLMLAUNCH_PREFLIGHT_SECONDS gives it more time. False where too few are good."""
+        """Test all nodes for about a minute, and choose good ones for the training, in SLURM's order. On some file
+        systems, importing torch takes minutes: LLMLAUNCH_PREFLIGHT_SECONDS allows more time. Return False if too few
+        nodes are good."""
         self._was_tried = True
         if not self._spec["preflight"]:
             return True
@@ -406,8 +409,8 @@ class BatchJob:
         return bool(chosen)
 
     def _prepare(self) -> bool:
-        """Check the arguments, and build what all nodes will read, on one node: what the framework refuses ends the job
-        here, and what is built would be waited for on every node into the time-out of its first collective."""
+        """Check the arguments, and build what all nodes read, on one node. Arguments that the framework refuses end the
+        job here. Without this, every node would wait for what is built until its first collective timed out."""
         if not self._spec["prepares"] or self._was_prepared():
             return True
         log = attempt_folder(self._run_directory, self._attempt) / file_names.PREPARE_LOG
@@ -437,8 +440,8 @@ class BatchJob:
     # --- what the job is told ---
 
     def _on_signal(self, number: int) -> None:
-        """USR1: the time limit is near, or somebody made the stop file. TERM: SLURM or a person ends the job. USR2: the
-        trainers write their stacks down (docs/watchdog.md)."""
+        """Handle a signal. USR1: the time limit is near, or there is a stop file. TERM: SLURM or a person ends the job.
+        USR2: the trainers are to write their stacks (docs/watchdog.md)."""
         if number == signal.SIGUSR2:
             if self._step is not None:
                 self._step.ask_for_stacks()
@@ -461,12 +464,12 @@ class BatchJob:
     # --- the end of the job ---
 
     def _come_back(self, finished: Finished) -> int:
-        """Put the job into the queue again, or leave bad nodes out of the jobs that follow it, if that comes next."""
+        """Put the job back into the queue, or exclude bad nodes from the jobs that follow it, if that comes next."""
         from .leave_out import leave_out
 
         action = finished.follows.action
         is_requeued = (self._run.get("restart") or {}).get("by") == "requeue"
-        if action == "restart" and self._told == "USR1" and is_requeued:  # told before it could start again
+        if action == "restart" and self._told == "USR1" and is_requeued:  # a signal came before it could start again
             self._requeue(0, ())
         elif action == "requeue" and self._slurm:
             self._requeue(finished.follows.seconds, finished.at_fault)
@@ -475,7 +478,7 @@ class BatchJob:
         return finished.exit_code
 
     def _requeue(self, seconds: int, at_fault: Sequence[str]) -> None:
-        """The same job again, from its last checkpoint."""
+        """Put the same job back into the queue, to continue from its last checkpoint."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._remove_containers()
         if self._held.requeue(self._run_directory, seconds) and at_fault:
@@ -484,7 +487,7 @@ class BatchJob:
             leave_out(self._run_directory, self._job, at_fault)
 
     def _remove_containers(self) -> None:
-        """Where SLURM ends the job it starts no step any more."""
+        """Remove the containers of this job, unless SLURM is ending the job and starts no more steps."""
         if self._images is not None and self._images.ready and self._told != "TERM":
             folder = attempt_folder(self._run_directory, self._attempt) / file_names.IMPORT
             self._images.remove(self._held.names, folder, bool(self._told))

@@ -1,4 +1,4 @@
-"""How an observed command ended: what each observer writes of its own command, and the verdict over all of them."""
+"""How an observed command ended: what each observer writes about its own command, and the verdict over all of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 def end_of(message: Record) -> ObservedEnd:
-    """Return exit code or signal, and when; of a command whose end nobody saw only when it was gone."""
+    """Return the exit code or signal, and the time. If nobody saw the end, return only the time at which the command
+    was gone."""
     status = message.get("status")
     end: ObservedEnd = {"ended_at": message.get("ended_at"), "exit_code": None, "signal": None}
     if status is None:
@@ -45,8 +46,8 @@ def end_of(message: Record) -> ObservedEnd:
 
 
 def write_end(run_directory: Path, attempt: str, job: ObservedJob, record: ObservedEnd) -> bool:
-    """Write down what is known of the observed command of one observer; once it has ended also the cause and, where no
-    other command goes on, the verdict. Return whether a verdict was written. Raises OSError."""
+    """Write what is known about an observer's command. Once the command has ended, also write the cause, and the
+    verdict if no other command is still running. Return whether a verdict was written. Raises OSError."""
     folder = attempt_folder(run_directory, attempt)
     own: ObservedEnd = {"schema": 1, "node": job.node, "process": job.process, "observers": job.observers, **record}
     replace_json(folder / file_names.OBSERVERS / f"{job.node}.{job.process}.json", own)
@@ -61,7 +62,7 @@ def write_end(run_directory: Path, attempt: str, job: ObservedJob, record: Obser
 
 
 def verdict(run_directory: Path, attempt: str, now: float) -> Status | None:
-    """Return the status of an attempt; None while a command of it may go on and none has failed."""
+    """Return the status of an attempt, or None while one of its commands may still run and none has failed."""
     folder = attempt_folder(run_directory, attempt)
     paths = sorted((folder / file_names.OBSERVERS).glob("[!.]*.json"))
     every = [record for path in paths if (record := sound(ObservedEnd, read_object(path))) is not None]
@@ -86,7 +87,7 @@ def verdict(run_directory: Path, attempt: str, now: float) -> Status | None:
 def _judged(
     files: Attempt, ranks: Sequence[RankRecord], first: ObservedEnd, cause: Cause | None, failed: bool
 ) -> tuple[str, int, str]:
-    """State, exit code and why."""
+    """Return state, exit code and reason."""
     step, steps = files.progress.get("step"), files.progress.get("steps")
     told = first.get("stop_signal")
     if failed:
@@ -109,7 +110,7 @@ def _end_words(record: ObservedEnd) -> str:
 
 
 def _write_cause(run_directory: Path, attempt: str, record: ObservedEnd) -> None:
-    """Write what ended the ranks of this node, unless another command of the node has said so before."""
+    """Write what ended the ranks of this node, unless another command on the node has already written it."""
     path = attempt_folder(run_directory, attempt) / file_names.CAUSES / f"{record['node']}.json"
     if path.exists():
         return
@@ -124,8 +125,8 @@ def _write_cause(run_directory: Path, attempt: str, record: ObservedEnd) -> None
 
 
 def _cause(files: Attempt, ranks: Sequence[RankRecord], first: ObservedEnd) -> Cause | None:
-    """What the nodes say; SLURM's word in the job's log, or who told the command to stop, where that says no more than
-    how it ended."""
+    """Return the cause that the nodes found. If that says no more than how the command ended, return SLURM's message in
+    the job's log, or who asked the command to stop."""
     cause = cause_within(files, ranks, first.get("exit_code") or 1)
     if cause is not None and not is_vague(cause):
         return _on_its_node(cause, ranks)
@@ -138,12 +139,13 @@ def _cause(files: Attempt, ranks: Sequence[RankRecord], first: ObservedEnd) -> C
 
 
 def _on_its_node(cause: Cause, ranks: Sequence[RankRecord]) -> Cause:
-    """The tasks of a step share one log: a rank that it names is on the node that the rank itself has named."""
+    """Return the cause with the node of its rank. The tasks of a step share one log, so a rank that it names is on the
+    node that the rank itself has named."""
     node = next((rank.get("node") for rank in ranks if rank.get("rank") == cause.get("rank")), None)
     return {**cause, "node": node} if cause.get("rank") is not None and node is not None else cause
 
 
 def log_text(files: Attempt) -> str:
-    """Return what the job's own log has of this attempt; empty where it is unknown."""
+    """Return the attempt's part of the job's own log; empty if the log is unknown."""
     path = files.began.get("log")
     return read_log(Path(path), begin=files.began.get("log_offset", 0)) if path else ""

@@ -1,8 +1,9 @@
-"""The process beside an observed command: it makes the directory, hears of the ranks, runs the monitor, reads the log's
-steps, and writes down how the command ended. Whatever happens to it, the training does not notice.
+"""The process that runs next to an observed command. It makes the directory, receives messages from the ranks, runs the
+monitor, reads the steps in the log, and records how the command ended. Whatever happens to it, the training does not
+notice.
 
-`beside` is the same without a command of its own, for a node whose ranks were started from another one
-(`observe -- srun torchrun ...`): the hook of the node's first rank starts it.
+`beside` does the same without a command of its own, on a node whose ranks were started from another one (`observe --
+srun torchrun ...`): the hook of the node's first rank starts it.
 """
 
 from __future__ import annotations
@@ -59,19 +60,20 @@ if TYPE_CHECKING:
     from .files import Record
     from .observed_job import ObservedJob
 
-END_SIGNAL = signal.SIGRTMAX  # ends the monitor: the others tell this process only what the whole job is told
+END_SIGNAL = signal.SIGRTMAX  # ends the monitor; other signals to this process concern the whole job
 ASK_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 TURN_SECONDS = 1.0
 WRITE_SECONDS = 5.0  # between two progress.json
 TAKE_OVER_SECONDS = 10.0
-LAST_WORDS_SECONDS = 2.0  # of ranks that have ended, to be heard
-LINGER_SECONDS = 30.0  # without a command: from the last rank's end to ours; torchrun may start it again
+LAST_WORDS_SECONDS = 2.0  # for messages of ranks that have ended
+LINGER_SECONDS = 30.0  # without a command: from the last rank's end to our own, since torchrun may restart ranks
 CREDENTIALS = struct.Struct("3i")
-OBSERVE_VARIABLE = "LLMLAUNCH_OBSERVE"  # what trainers/hook.py is told, in every process below the command
+OBSERVE_VARIABLE = "LLMLAUNCH_OBSERVE"  # tells trainers/hook.py what it needs, in every process below the command
 
 
 class Observer:
-    """The observer of one command. `link` is a socket to the process that waits for the command, `parent`."""
+    """The observer of one command. `link` is a socket to the process that waits for the command, and `parent` is that
+    process."""
 
     def __init__(
         self,
@@ -113,7 +115,8 @@ class Observer:
         self._send({"done": True, "report": report})
 
     def _hear_command(self, node: NodeObserver) -> None:
-        """Wait for the word that the command has ended; where nobody is there to say so, until it is gone."""
+        """Wait for the message that the command has ended, or, if nobody is there to send it, until the command is
+        gone."""
         while "status" not in self._end:
             try:
                 data = self._link.recv(2**16)
@@ -134,7 +137,7 @@ class Observer:
         node.stop()
 
     def _describe(self, node: NodeObserver, output: tuple[str, int] | None) -> None:
-        """Write down what is known at the beginning; the first observer of a job also what is the same for all."""
+        """Record what is known at the beginning. The first observer of a job also records what is the same for all."""
         memory = memory_counters()
         self._start["memory_before"] = {
             "at": time.time(),
@@ -174,7 +177,7 @@ class Observer:
         replace_json(node.folder / file_names.ATTEMPT, begun)
 
     def _write_submission(self, directory: Path) -> None:
-        """What `status`, `logs` and `collect` know the job by; the first attempt's stays."""
+        """Write what `status`, `logs` and `collect` identify the job by. The first attempt's file is kept."""
         at = self._start["started_at"]
         host = os.uname().nodename if self._job.launcher == "local" else None
         record = {"schema": 1, "launcher": self._job.launcher, "job_id": self._job.job_id, "submitted_at": at}
@@ -183,7 +186,7 @@ class Observer:
         create(directory / file_names.RUN_ID, f"{self._job.name}-{stamp}-{os.urandom(2).hex()}\n")
 
     def _write_end(self, node: NodeObserver) -> list[str]:
-        """Write how the command ended, and return what is to be said of it where this observer says it for the job."""
+        """Write how the command ended, and return what is to be reported if this observer reports for the job."""
         record: ObservedEnd = {**self._start, **end_of(self._end)}
         if self._start["child"] is not None:
             node.ranks.note_end(self._start["child"], record)
@@ -198,9 +201,9 @@ class Observer:
 
 
 class NodeObserver:
-    """What one process observes of its node. Of several the one that holds the node's socket hears of the ranks and
-    runs the monitor; another takes its place when it ends. The main thread is the monitor's; files are written by a
-    thread of their own, which may hang."""
+    """What one process observes on its node. Among several, the one that holds the node's socket receives messages from
+    the ranks and runs the monitor; when it ends, another takes its place. The monitor has the main thread. Files are
+    written by a separate thread, which may hang."""
 
     def __init__(self, directory: Path, attempt: str, node: str, interval: float, alone: bool = False) -> None:
         self.directory, self.attempt, self.node = directory, attempt, node
@@ -208,7 +211,7 @@ class NodeObserver:
         self.ranks = ObservedRanks(self.folder, node)
         self._interval, self._alone = interval, alone
         self._name = socket_name(str(directory), attempt, node)
-        self._listener = self._bound()  # before any rank is there to speak
+        self._listener = self._bound()  # before any rank can send a message
         self._log: LogTail | None = None
         self._monitor: Monitor | None = None
         self._log_place: tuple[Path, int] | None = None
@@ -222,29 +225,30 @@ class NodeObserver:
         self._step_at: float | None = None
 
     def give(self, job: Callable[[], None]) -> None:
-        """Let the thread of the files do something."""
+        """Give a job to the thread that writes files."""
         self._jobs.put(job)
 
     def follow(self, path: str, offset: int) -> None:
-        """Read the steps of this log, from `offset` on."""
+        """Read the steps in this log, from `offset` on."""
         self._log = node_log_tail(Path(path), offset)
         self._log_place = (Path(path), offset)
         if self._monitor is not None:
             self._monitor.follow_log(*self._log_place)
 
     def stop(self) -> None:
-        """End the monitor, once all that ranks have said is heard; `run` returns when the last files are written."""
+        """End the monitor once all messages of ranks have been received. `run` returns when the last files are
+        written."""
         if self._listener is not None:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(LAST_WORDS_SECONDS)
-                sender.sendto(b"", self._name)  # it stands behind what ranks have sent
+                sender.sendto(b"", self._name)  # it queues behind the ranks' messages
                 self._all_heard.wait(LAST_WORDS_SECONDS)
         self._stopped.set()
         self._jobs.put(lambda: None)  # so that the thread of the files looks
         os.kill(os.getpid(), END_SIGNAL)
 
     def run(self, first: Record | None = None) -> None:
-        """Observe until `stop`. `first` is what the rank that started this said of itself."""
+        """Observe until `stop`. `first` is the message of the rank that started this process."""
         files = threading.Thread(target=self._write_files, daemon=True)
         files.start()
         while not self._stopped.is_set():
@@ -272,8 +276,8 @@ class NodeObserver:
         return listener
 
     def _listen(self, listener: socket.socket) -> None:
-        """Hear what ranks say of themselves. The kernel says which process of which user speaks, by the number that it
-        has here, also where it runs in a container with numbers of its own."""
+        """Receive messages from ranks. The kernel tells which process of which user sends one, by its process id here,
+        even if it runs in a container with process ids of its own."""
         while True:
             data, ancillary, _, _ = listener.recvmsg(2**16, socket.CMSG_SPACE(CREDENTIALS.size))
             for level, kind, content in ancillary:
@@ -300,7 +304,7 @@ class NodeObserver:
     # --- in the thread of the files
 
     def _write_files(self) -> None:
-        """Do what was given, look at the log, and go on until `stop`; then a last time."""
+        """Do the jobs given, read the log, and repeat until `stop`; then do it a last time."""
         quiet_since = time.monotonic()
         while True:
             stopped = self._stopped.is_set()
@@ -355,7 +359,7 @@ def beside(argv: list[str]) -> int:
 
 
 def is_observed(environment: Mapping[str, str]) -> bool:
-    """Whether this process is below an observed command already. sbatch passes variables on to other jobs."""
+    """Whether this process already runs below an observed command. sbatch passes variables on to other jobs."""
     try:
         return bool(json.loads(environment[OBSERVE_VARIABLE])["job"] == environment.get("SLURM_JOB_ID", ""))
     except (KeyError, ValueError, TypeError):
@@ -363,7 +367,8 @@ def is_observed(environment: Mapping[str, str]) -> bool:
 
 
 def _variables(directory: Path, attempt: str, interval: float) -> dict[str, str]:
-    """Return what the command's processes get beside their environment: the hook, and where it says what it knows."""
+    """Return the variables added to the environment of the command's processes: the hook, and where it sends its
+    messages."""
     own_job = os.environ.get("SLURM_JOB_ID", "")
     place = {"run": str(directory), "attempt": attempt, "job": own_job, "interval": interval}
     hook, others = str(directory / HOOK_FOLDER), os.environ.get("PYTHONPATH")
@@ -371,8 +376,8 @@ def _variables(directory: Path, attempt: str, interval: float) -> dict[str, str]
 
 
 def _write_tools(directory: Path, archive: Callable[[], bytes] | None) -> None:
-    """Write the hook of the trainers' Pythons and the node.pyz with which it starts an observer on another node. What
-    is there already stays: other nodes may read it just now. Raises OSError where the hook cannot be written."""
+    """Write the hook for the trainers' Python, and the node.pyz with which the hook starts an observer on another node.
+    Existing files are kept, because other nodes may be reading them. Raises OSError if the hook cannot be written."""
     for folder in (file_names.LOGS, file_names.PEAKS):
         (directory / folder).mkdir(exist_ok=True)
     for name in SOURCES:
@@ -395,7 +400,8 @@ def _own_archive() -> bytes:
 
 
 def _redirect_output(directory: Path, attempt: str, job: ObservedJob) -> None:
-    """Leave the command's streams to it alone: who waits for the end of its output is not to wait for this process."""
+    """Leave the command's streams to the command, so that nobody who waits for the end of its output waits for this
+    process."""
     path = file_names.node_log(directory, attempt, f"{job.node}.{job.process}.monitor")
     null = os.open(os.devnull, os.O_RDWR)
     try:

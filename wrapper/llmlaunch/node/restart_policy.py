@@ -1,5 +1,5 @@
-"""What comes after an attempt: the end, another layout, or the same training again from its last checkpoint; and what
-earlier attempts of the run did, on which that depends."""
+"""What comes after an attempt: the end, another layout, or the same training again from its last checkpoint. It depends
+on what earlier attempts of the run did."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ PREEMPTED = "preempted"
 ends in time ends the job, and SLURM does not put it back."""
 
 _MOST_BACKOFF_SECONDS = 3600.0
-_MOST_IDLE_SECONDS = 600.0  # of nodes that are paid for while they wait
+_MOST_IDLE_SECONDS = 600.0  # the nodes are paid for while they wait
 _MOST_TRIES = 3
 
 
 class BadLossFacts(NamedTuple):
-    """What follows a bad loss depends on."""
+    """The facts that decide what follows a bad loss."""
 
     since_step: int
     at_once: bool  # no step was good after the checkpoint of `from_step`
     from_step: int
-    older_step: int | None  # of the checkpoint to go back to; None where there is none
+    older_step: int | None  # step of the checkpoint to go back to; None if there is none
     rollbacks: int  # of this submission so far
 
 
 class Facts(NamedTuple):
-    """All that the decision depends on."""
+    """All facts on which the decision depends."""
 
     state: str  # succeeded, failed or stopped
-    kind: str  # of the cause; empty where nothing is known
+    kind: str  # kind of the cause; empty if unknown
     stop_signal: str  # USR1 (time limit, stop file), TERM (SLURM or a person), PREEMPTED, or empty
     stop_file: bool
     made_a_step: bool  # in this attempt
     trained_before: bool  # an earlier attempt of this run made a step
     layout: str
     saved_step: int
-    restarts: int  # automatic ones of this submission so far
+    restarts: int  # automatic restarts of this submission so far
     fruitless: int  # attempts in a row, this one included, that got no further than saved_step
     run: RunFile
-    bad_loss: BadLossFacts | None = None  # where that ended it
-    tries: int = 1  # in this job, this attempt's included, that ended for a cause that is tried again at once
-    bounds: Bounds = Bounds()  # what earlier attempts of this submission and this one have used of them
-    nodes: tuple[str, ...] = ()  # of this allocation, on which the same may train again; none where too few are left
-    held_nodes: int = 0  # of this allocation, without lost ones
+    bad_loss: BadLossFacts | None = None  # set if a bad loss ended it
+    tries: int = 1  # attempts in this job, this one included, that ended for a cause that is retried at once
+    bounds: Bounds = Bounds()  # what this attempt and earlier ones of this submission have used up
+    nodes: tuple[str, ...] = ()  # nodes of this allocation on which it may train again; none if too few are left
+    held_nodes: int = 0  # number of nodes in this allocation, without lost ones
 
 
 class Next(NamedTuple):
-    """`action` is end, fallback, requeue, chain, or in the same allocation: again, which is no restart, since nothing
-    began; rollback, from an older checkpoint; and restart, on `nodes`."""
+    """What comes next. `action` is end, fallback, requeue or chain, or in the same allocation: again, which is not a
+    restart because nothing began; rollback, from an older checkpoint; restart, on `nodes`."""
 
     action: str
     why: str
@@ -83,7 +83,7 @@ class Next(NamedTuple):
 
 
 def decide(facts: Facts) -> Next:
-    """Apply the first rule that holds: done, asked to end, out of memory, then the rules of restart."""
+    """Apply the first rule that holds: done, asked to end, out of memory, and then the rules of restart."""
     if facts.state == "succeeded":
         return Next("end", "done")
     if facts.stop_file:
@@ -103,7 +103,8 @@ def decide(facts: Facts) -> Next:
 
 
 def _after_bad_loss(facts: Facts, bad: BadLossFacts) -> Next | None:
-    """What the recipe's on_bad_loss says; None where it is only to be told, and the trainers ended by themselves."""
+    """Return what the recipe's on_bad_loss asks for, or None if a bad loss is only reported and the trainers ended by
+    themselves."""
     policy = facts.run.get("on_bad_loss") or LossPolicy()
     if bad.at_once:
         return Next("end", f"the first loss after the checkpoint of step {bad.from_step} was bad again")
@@ -137,7 +138,7 @@ def _after_oom(facts: Facts) -> Next:
 
 
 def _after_checkpoint(facts: Facts, left: list[FallbackLayout]) -> Next:
-    """Choose the first layout left that can load the checkpoint; where none can, what the recipe says."""
+    """Choose the first remaining layout that can load the checkpoint. If none can, do what the recipe asks for."""
     after, step = facts.run.get("after_checkpoint"), facts.saved_step
     if after == "stop":
         return Next("end", f"there is a checkpoint of step {step} (on_oom.after_checkpoint: stop)")
@@ -166,7 +167,7 @@ def _restart(facts: Facts) -> Next:
         return Next(
             "end", f"the checkpoint of step {facts.saved_step} could not be loaded (restart.bad_checkpoint: stop)"
         )
-    # What has trained once has arguments, data and memory that work; what hits it later may be the node's.
+    # A run that has trained once has arguments, data and memory that work; a later failure may be due to the node.
     certain = kind.retry == IF_TRAINED or (not_loaded and not facts.saved_step)
     if certain and not facts.made_a_step and not facts.trained_before and not facts.stop_signal:
         return Next("end", "it failed before its first step and would fail again")
@@ -199,15 +200,15 @@ def _restart(facts: Facts) -> Next:
 
 
 def _layout_failed(facts: Facts) -> bool:
-    """Whether it is the layout for fewer nodes that failed, as far as anybody knows: the queue gives all nodes again,
-    and the planned layout has trained."""
+    """Whether the layout for fewer nodes itself seems to have failed. The queue gives all nodes again, and the planned
+    layout has trained."""
     if not is_for_fewer_nodes(facts.layout) or facts.stop_signal:
         return False
     return facts.kind == "oom" or (not facts.made_a_step and facts.kind != "node_fail")
 
 
 def _backoff_seconds(facts: Facts, first: float) -> int:
-    """Return 0 after a time limit, else seconds that double with each attempt in a row that got no further."""
+    """Return 0 after a time limit, otherwise seconds that double with each consecutive attempt without progress."""
     if facts.stop_signal:
         return 0
     doubled = first * 2.0 ** max(0, facts.fruitless - 1)
@@ -215,43 +216,44 @@ def _backoff_seconds(facts: Facts, first: float) -> int:
 
 
 def stops_at_bad_checkpoint(policy: RestartPolicy | None) -> bool:
-    """Whether the recipe's `restart` has the training end at a checkpoint that cannot be loaded."""
+    """Whether the recipe's `restart` asks to end the training at a checkpoint that cannot be loaded."""
     return policy is not None and policy.get("bad_checkpoint") == "stop"
 
 
 def may_restart_here(run: RunFile) -> bool:
-    """Whether the recipe has a failed attempt tried again in the same allocation first."""
+    """Whether the recipe asks to restart a failed attempt in the same allocation first."""
     policy = run.get("restart")
     return policy is not None and policy.get("within") == WITHIN_JOB
 
 
 def layout_of(attempt: Attempt) -> str:
-    """Return the folder of the layout that an attempt ran, as the commands of node.pyz name it."""
+    """Return the folder of the layout that an attempt ran, in the form that the commands of node.pyz use."""
     return attempt.layout or FIRST_LAYOUT
 
 
 def of_this_submission(attempts: list[Attempt], run_directory: Path, attempt: str) -> list[Attempt]:
-    """Those of the same job or chain of jobs as `attempt`: a person who resumes a run starts counting again."""
+    """Return the attempts of the same job or chain of jobs as `attempt`. When a person resumes a run, counting starts
+    anew."""
     job = job_of(attempt)
     submission = sound(SubmissionFile, read_object(run_directory / file_names.SUBMISSION)) or SubmissionFile()
     jobs = {submission.get("job_id", ""), *submission.get("chain", [])}
-    if job not in jobs:  # handed to sbatch by hand
+    if job not in jobs:  # submitted with sbatch by hand
         jobs = {job}
     return [earlier for earlier in attempts if job_of(earlier.name) in jobs]
 
 
 def made_a_step(attempt: Attempt) -> bool:
-    """Whether its trainers have logged a step, or it began after one; also of an attempt that was killed."""
+    """Whether the attempt's trainers have logged a step or it started after one, even if the attempt was killed."""
     steps = (attempt.from_step or None, attempt.status.get("step"), attempt.progress.get("step"))
     return any(step is not None for step in steps)
 
 
 def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
-    """How many attempts in a row, the latest ones, got with `layout` no further than `step`.
+    """Return how many of the latest attempts in a row got no further than `step` with `layout`.
 
-    Where no checkpoint is known at all, one that made steps and ended in order counts as progress. One that could not
-    load its checkpoint does not count, since the next goes on from an older one; nor does one that a node has ended, by
-    evidence that is enough to leave it out.
+    If no checkpoint is known at all, an attempt that made steps and ended in order counts as progress. An attempt that
+    could not load its checkpoint does not count, since the next one continues from an older checkpoint. Nor does an
+    attempt that was ended by a node with enough signs against it to be excluded.
     """
     count = 0
     tried = [item for item in attempts if not item.was_retried and not item.was_rolled_back]
@@ -264,7 +266,7 @@ def fruitless(attempts: list[Attempt], layout: str, step: int) -> int:
 
 
 def counts_as_try(attempt: Attempt, cause: object) -> bool:
-    """Whether an attempt that ended for this cause says anything of the next one's chances."""
+    """Whether an attempt that ended for this cause says anything about the next attempt's chances."""
     signs = signs_against(cause if isinstance(cause, dict) else None)
     next_is_without_it = made_a_step(attempt) and max(signs.values(), default=0) >= ENOUGH_SIGNS
     return not next_is_without_it and not is_load_failure(attempt, cause)

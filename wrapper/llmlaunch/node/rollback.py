@@ -1,11 +1,12 @@
-"""The way back from a loss that went bad: to a checkpoint from before, past the batches around the bad step.
+"""The return to a checkpoint from before the loss went bad, skipping the batches around the bad step.
 
-PaLM's 540B model went back about 100 steps before each spike and left out 200 to 500 batches, those seen before and
-during it; the loss did not spike again at the same place (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1). The
-same batches did no harm to a model in another state, so what is left out need not be bad by itself.
+For PaLM's 540B model, training went back about 100 steps before each spike and skipped 200 to 500 batches, those seen
+before and during the spike. The loss did not spike again at the same place (Chowdhery et al. 2022, arXiv 2204.02311,
+section 5.1). The same batches did no harm to a model in another state, so the skipped batches need not be bad in
+themselves.
 
-A spike grows out of a state that was bad before anybody saw it. NaN comes from one step, and a model that holds one
-has a loss of NaN from then on: where the loss was a number, the checkpoint before serves, however young.
+A spike grows out of a state that was bad before anybody saw it. NaN comes from a single step, and a model that contains
+one has a NaN loss from then on. So if the loss was still a number, the checkpoint before it is good, however recent.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
     from ..rundir.run_file import Checkpoints, LossPolicy, RunFile
 
 
-# Between the checkpoint and the last good step after a spike, where an older checkpoint is there. Less between two bad
-# steps says that the first way back was too short.
+# Steps between the checkpoint and the last good step after a spike, if there is an older checkpoint. If two bad steps
+# are less than this apart, the first rollback did not go back far enough.
 MARGIN_STEPS = 100
 MOST_SKIPS = 20_000  # steps on the command line of a trainer
 SET_ASIDE = ".bad-loss"  # after the name of a checkpoint's folder
 
 
 class BadLoss(NamedTuple):
-    """When the loss of an attempt went bad: the first bad step, and the last good one before it. `at_once`: no step
-    after the checkpoint it began with was good. `limit` is the highest loss that counted as usual. `spiked`: it was a
-    number to the end."""
+    """When the loss of an attempt went bad: the first bad step, and the last good one before it. `at_once` means that
+    no step after the checkpoint was good. `limit` is the highest loss that counted as normal. `spiked` means that the
+    loss was a number to the end."""
 
     since_step: int
     good_step: int
@@ -44,8 +45,8 @@ class BadLoss(NamedTuple):
 
 
 class Rollback(NamedTuple):
-    """What a rollback changes: where the attempt starts, the ranges of steps whose batches are left out, first and last
-    included, and the highest loss that counts as usual; `record` is the "rollback" of attempt.json."""
+    """What a rollback changes: where the attempt starts, the ranges of steps whose batches are skipped (first and last
+    step), and the highest loss that counts as normal. `record` is the value of "rollback" in attempt.json."""
 
     start: Start
     skips: list[list[int]]
@@ -54,16 +55,17 @@ class Rollback(NamedTuple):
 
 
 def rolls_back(run: RunFile) -> bool:
-    """Whether the recipe has a bad loss followed by a rollback (run.json)."""
+    """Whether the recipe asks for a rollback after a bad loss (run.json)."""
     return run.get("on_bad_loss", {}).get("action") == "rollback"
 
 
 def bad_loss_of(cause: Mapping[str, Any] | None, progress: Progress, from_step: int) -> BadLoss | None:
-    """Return when the loss went bad of an attempt that began at `from_step` and ended for `cause`; None where it ended
-    for another reason.
+    """Return when the loss went bad in an attempt that started at `from_step` and ended for `cause`, or None if it
+    ended for another reason.
 
-    Megatron-LM's verdict that a second GPU computes the same NaN is one, too: it saves before the step in question, and
-    the attempt with the second GPU judges that step first. That it is bad again says nothing of the checkpoint.
+    Megatron-LM's verdict that a second GPU computes the same NaN counts as well. It saves before the step in question,
+    and the attempt with the second GPU judges that step first. That the step is bad again says nothing about the
+    checkpoint.
     """
     kind = "" if cause is None else cause.get("kind")
     if kind == "unexpected_result":
@@ -74,7 +76,7 @@ def bad_loss_of(cause: Mapping[str, Any] | None, progress: Progress, from_step: 
     since, good = whole_number(numbers.get("since_step")), whole_number(numbers.get("good_step"))
     if good is None:
         good = progress.get("good_step")
-    seen = cause.get("source") == "watchdog"  # which sees logged steps alone
+    seen = cause.get("source") == "watchdog"  # which sees only logged steps
     at_once = good is None and from_step > 0 and (seen or since is None or since <= from_step + 1)
     if good is None:
         good = from_step - 1 if at_once else from_step
@@ -84,13 +86,13 @@ def bad_loss_of(cause: Mapping[str, Any] | None, progress: Progress, from_step: 
 
 
 def checkpoint_before(checkpoint: Checkpoints | None, bad: BadLoss, attempts: Iterable[Attempt]) -> int | None:
-    """Return the step of the checkpoint to go back to, after these `attempts`; None where there is none, or a script of
-    the person's own laid out its folder as it likes.
+    """Return the step of the checkpoint to go back to, after these `attempts`. Return None if there is none, or if a
+    script of the user's own laid out its folder in its own way.
 
-    After NaN it is the newest whole one up to the last good step. After a spike, where the training went bad at once,
-    or where it did so less than MARGIN_STEPS after the bad step of an earlier rollback, it is the newest whole one by
-    MARGIN_STEPS before the last good step, if there is one, and no non-persistent one: those are as young as the damage
-    may be.
+    After NaN it is the newest complete checkpoint up to the last good step. It is an older one after a spike, if the
+    training went bad at once, or if it went bad less than MARGIN_STEPS from the bad step of an earlier rollback: the
+    newest complete checkpoint at least MARGIN_STEPS before the last good step, if there is one. Non-persistent
+    checkpoints do not count then, because they are as recent as the damage may be.
     """
     if checkpoint is None or not checkpoint.get("promised", True):
         return None
@@ -108,8 +110,9 @@ def _again(bad: BadLoss, attempts: Iterable[Attempt]) -> bool:
 
 
 def choose_rollback(run: RunFile, checkpoint: Checkpoints | None, attempts: list[Attempt]) -> Rollback | None:
-    """Go back where the latest of the attempts that saved in this folder ended for its loss, and the recipe asked to
-    end it; None where it did not, or nothing older is there. Newer checkpoints are set aside, not deleted."""
+    """Return the rollback to make if the latest attempt that saved in this folder ended because of its loss, and the
+    recipe asked for that end. Return None if it did not, or if there is no older checkpoint. Newer checkpoints are set
+    aside, not deleted."""
     policy = run.get("on_bad_loss") or {}
     if not attempts or policy.get("action") not in ("stop", "rollback"):
         return None
@@ -138,13 +141,13 @@ def choose_rollback(run: RunFile, checkpoint: Checkpoints | None, attempts: list
 
 
 def earlier_skips(latest: Attempt | None) -> list[list[int]]:
-    """The ranges that the latest attempt left out: whoever trains these steps again leaves them out again."""
+    """Return the ranges that the latest attempt skipped. An attempt that trains these steps again skips them again."""
     return [] if latest is None else [[first, last] for first, last in latest.skips]
 
 
 def _skip(policy: LossPolicy, bad: BadLoss, step: int, steps: object) -> list[int] | None:
-    """Half of the batches before the first bad step, half after it, none that the checkpoint has seen. The last step is
-    always trained: it logs and saves."""
+    """Return the first and last step to skip: half of the batches before the first bad step and half after it, but none
+    that the checkpoint has seen. The last step is always trained, because it logs and saves."""
     count = policy.get("skip_batches") or 1
     first = max(step + 1, bad.good_step + 1 - count // 2)
     last = max(first + count - 1, bad.since_step)
@@ -154,7 +157,7 @@ def _skip(policy: LossPolicy, bad: BadLoss, step: int, steps: object) -> list[in
 
 
 def skip_argument(skips: Iterable[Sequence[int]], from_step: int) -> str:
-    """Return the ranges of steps after `from_step` that the trainers leave out, as `node.pyz node --skip` has them:
+    """Return the ranges of steps after `from_step` that the trainers skip, in the form of `node.pyz node --skip`:
     `441-460,500-500`; empty for none."""
     left = MOST_SKIPS
     ranges = []
@@ -168,6 +171,6 @@ def skip_argument(skips: Iterable[Sequence[int]], from_step: int) -> str:
 
 
 def skipped_steps(argument: str) -> list[int]:
-    """Return the steps of such an argument."""
+    """Return the steps in an argument made by `skip_argument`."""
     spans = [span.partition("-") for span in filter(None, argument.split(","))]
     return sorted({step for first, _, last in spans for step in range(int(first), int(last) + 1)})

@@ -1,8 +1,8 @@
-"""Splits that cannot fit device memory however their layers are cut, by what their layers alone take: the model states
-that last, and the activations that every micro-batch in flight keeps.
+"""Splits that cannot fit in device memory for any assignment of layers to stages, judged by what their layers alone
+need: the persistent model states, and the activations that every micro-batch in flight keeps.
 
-It is a bound, and it costs little: bytes of one layer are the same for many splits, so few are priced for each set of
-techniques. In the search of a large mixture it spares nine tenths of the pricing.
+This is a lower bound, and it is cheap: the bytes of one layer are the same for many splits, so few splits are priced
+for each set of techniques. In the search for a large mixture it saves nine tenths of the pricing.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.stage_search import frequent_kind, least_layers
 from llmlaunch.planner.technique_batches import apply_alike
 
-ROUNDING = 1e-6  # terms are whole bytes, and a layer's are not
+ROUNDING = 1e-6  # terms are whole bytes, but those of a layer are not
 
 
 @frozen
 class LayerBytes:
-    """What layers take with each of some `alike_steps` and few splits, `row_of` all that were asked about: bytes that
-    one layer of each kind keeps of one micro-batch (dense and mixture x steps x splits), those that are alive beside
-    all that is kept while a layer of the more frequent kind runs backward, and those that are left for layers on a rank
-    that has one, but for what is `outside` torch (steps x splits; that, of each of all splits)."""
+    """What layers need with each of some `alike_steps` and few splits. `row_of` maps all splits in question to these
+    few.
+
+    The fields are: the bytes that one layer of each kind keeps of one micro-batch (dense and mixture x steps x splits);
+    the bytes alive in addition while a layer of the more frequent kind runs backward; and the bytes left for layers on
+    a rank that has one, without what is `outside` torch (steps x splits; `outside` for all splits).
+    """
 
     job: Job
     row_of: IntColumn
@@ -56,8 +59,8 @@ class LayerBytes:
 
 
 class MemoryBounds:
-    """The splits of a few that may fit device memory, tightly even, with step techniques that differ in recompute and
-    offload, and any of a few sets of state techniques, whose facts are equal."""
+    """The splits among a few that may fit in device memory, even if tightly, with step techniques that differ in
+    recompute and offload, and with any of a few sets of state techniques whose facts are equal."""
 
     def __init__(self, setting: Setting, space: TechniqueSpace, splits: LayoutColumns, states: Sequence[int]) -> None:
         self._setting, self._space, self._splits, self._states = setting, space, splits, states
@@ -68,7 +71,7 @@ class MemoryBounds:
         self._few, self._row_of = splits.distinct(LAYER_FIELDS)
 
     def may_fit(self, steps: IntColumn, rows: IntColumn) -> BoolColumn:
-        """Whether each of the splits at `rows` may fit with each of some `alike_steps` (steps x rows)."""
+        """Return whether each of the splits at `rows` may fit with each of some `alike_steps` (steps x rows)."""
         layers = self._layer_bytes(steps, rows)
         if layers is None:
             return np.ones((len(steps), len(rows)), dtype=np.bool_)
@@ -85,7 +88,7 @@ class MemoryBounds:
         return fits
 
     def _layer_bytes(self, steps: IntColumn, rows: IntColumn) -> LayerBytes | None:
-        """Return what layers of the splits at `rows` take with the steps; None where no bound is known."""
+        """Return what layers of the splits at `rows` need with the steps, or None if no bound is known."""
         some, first = np.unique(self._row_of[rows]), self._space.step[int(steps[0])]
         count = len(some)
         job, layouts = apply_alike(
@@ -125,8 +128,8 @@ class MemoryBounds:
         state_bytes: FloatColumn,
         left: FloatColumn,
     ) -> BoolColumn:
-        """Whether all ranks of the splits (the last axis of columns) together may hold all layers of the more frequent
-        kind, if each is as full as can be."""
+        """Return whether all ranks of each split together may hold all layers of the more frequent kind, if each rank
+        is as full as possible. Splits are the last axis of the columns."""
         layers, room = np.zeros(left.shape), np.maximum(left, 0.0)
         for rank in range(int(splits.pipeline.max(initial=0))):
             each = state_bytes + _least_alive(job, splits, np.full(len(splits), rank))[0] * kept_bytes
@@ -137,7 +140,8 @@ class MemoryBounds:
 
 
 def _fewest_layers(job: Job, splits: LayoutColumns) -> tuple[IntColumn, FloatColumn, FloatColumn]:
-    """Return one rank of each split, and the fewest dense and mixture layers that it holds however the split is cut."""
+    """Return one rank of each split, and the smallest numbers of dense and mixture layers that it can hold for any
+    assignment of layers."""
     rank = np.where(splits.uneven & (splits.pipeline > 2), 1, 0)
     rows = one_rank(job, splits, rank)
     dense, mixture = _by_class(job, rows)
@@ -151,7 +155,7 @@ def _fewest_layers(job: Job, splits: LayoutColumns) -> tuple[IntColumn, FloatCol
 
 
 def _by_class(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the layers of each rank that are no mixtures and those that are (2 x rows)."""
+    """Return the numbers of dense and mixture layers on each rank (2 x rows)."""
     mixtures = mixture_layers(job, rows)
     return np.array([rows.layers - mixtures, mixtures])
 
@@ -159,9 +163,12 @@ def _by_class(job: Job, rows: RankColumns) -> FloatColumn:
 def _states_of_layers(
     setting: Setting, space: TechniqueSpace, splits: LayoutColumns, rank: IntColumn, states: Sequence[int]
 ) -> FloatColumn:
-    """Return the bytes of model states that last, of one layer of each kind with each of the state techniques (states x
-    dense and mixture x splits): what one layer more adds to a rank that holds all of them, since of gathered parameters
-    some are alive at a time, and of the first layers more than of the last."""
+    """Return the bytes of persistent model states of one layer of each kind, with each of the state techniques (states
+    x dense and mixture x splits).
+
+    It is what one more layer adds to a rank that holds all of them, because only some of the gathered parameters are
+    alive at a time, and more of the first layers than of the last.
+    """
     distinct, row_of = distinct_states(setting.job, splits)
     at = np.zeros(len(distinct), dtype=np.int64)
     at[row_of] = rank
@@ -175,8 +182,8 @@ def _states_of_layers(
 
 
 def _of_one_more(job: Job, rows: RankColumns) -> FloatColumn:
-    """Return the bytes that grow with the layers of a rank, alive at the loss of the last micro-batch, of one layer
-    more than all of each kind (dense and mixture x rows)."""
+    """Return the bytes, alive at the loss of the last micro-batch, that one more layer of each kind adds to a rank with
+    all layers (dense and mixture x rows)."""
     count, most = len(rows), float(job.shape.num_layers)
     dense, mixture = np.repeat([[most + 1.0, most, 0.0, 0.0], [0.0, 0.0, most + 1.0, most]], count, axis=1)
     index = np.tile(np.arange(count), 4)
@@ -189,8 +196,8 @@ def _of_one_more(job: Job, rows: RankColumns) -> FloatColumn:
 
 
 def _least_outside(job: Job, splits: LayoutColumns) -> FloatColumn:
-    """Return the bytes outside torch on the rank of each split that has least of them: the first, one between, or the
-    last."""
+    """Return the bytes outside torch on the rank of each split that has the least of them: the first, a middle one, or
+    the last."""
     rows = without_layers(job, splits)
     ranks = (rows.rank, np.minimum(1, splits.pipeline - 1), splits.pipeline - 1)
     least: FloatColumn = np.min([outside_bytes(job, replace(rows, rank=rank)) for rank in ranks], axis=0)
@@ -200,8 +207,8 @@ def _least_outside(job: Job, splits: LayoutColumns) -> FloatColumn:
 def _least_kept(
     job: Job, layouts: LayoutColumns, rank: IntColumn, layer_counts: FloatColumn, kept_bytes: FloatColumn
 ) -> FloatColumn:
-    """Return the bytes of activations that a pipeline rank of each layout keeps at its peak, at least, of the layers
-    that it has (`layer_counts`, dense and mixture x layouts), each of which keeps `kept_bytes` (kinds x ...)."""
+    """Return a lower bound on the activation bytes that a pipeline rank of each layout keeps at its peak for its layers
+    (`layer_counts`, dense and mixture x layouts), each of which keeps `kept_bytes` (kinds x ...)."""
     turns, more = _least_alive(job, layouts, rank)
     least: FloatColumn = turns * np.einsum("kn,k...n->...n", layer_counts, kept_bytes)
     if np.any(more):
@@ -213,9 +220,12 @@ def _least_kept(
 
 
 def _least_alive(job: Job, layouts: LayoutColumns, rank: IntColumn) -> tuple[IntColumn, FloatColumn]:
-    """Return of how many micro-batches a pipeline rank of each layout keeps all its chunks alive at its peak, at least:
-    of those in flight (memory/schedule.py), the ones that have passed every chunk; and how many times as many layers as
-    the rank has are alive besides, if its chunks have equally many."""
+    """Return two lower bounds for a pipeline rank of each layout at its peak.
+
+    The first is the number of micro-batches of which it keeps all its chunks alive: those in flight
+    (memory/schedule.py) that have passed every chunk. The second is how many times its layers are alive in addition, if
+    its chunks have equally many layers.
+    """
     p, v = layouts.pipeline, layouts.virtual_pipeline
     m = np.maximum(layouts.num_microbatches(job.workload.global_batch_size), 1)
     group = p if job.microbatch_group is None else job.microbatch_group

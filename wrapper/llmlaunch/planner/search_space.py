@@ -1,6 +1,7 @@
-"""The search space of a recipe: every split, and every combination of techniques that is tried with each split.
+"""The search space of a recipe: every split, and every combination of techniques to try with each split.
 
-Both are the backend's offer narrowed by the person's pins; what the recipe names itself replaces the backend's offer.
+Both are the backend's offer, narrowed by the user's pins. Anything that the recipe sets itself replaces the backend's
+offer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from llmlaunch.techniques.technique import declarations, parameter_owners
 from llmlaunch.techniques.treatments import Recompute
 
 MOST_CONTEXT = 64
-MOST_CHUNKS = 128  # to a rank: as many as the deepest published models have layers
+MOST_CHUNKS = 128  # per rank: as many as the deepest published models have layers
 MOST_UNEVEN_CHUNKS = 8
 MOST_MICRO_BATCH = 64
 DIVIDING = ("tensor", "context")  # with the pipeline, they divide the devices; data parallelism takes up the rest
@@ -47,11 +48,11 @@ _, METHOD = declarations(Recompute)
 
 
 def enumerate_splits(recipe: Recipe, space: Space) -> LayoutColumns:
-    """Return all combinations of sizes; data parallelism is what the others leave of the world size, and techniques are
-    at their neutral values.
+    """Return all combinations of sizes. Data parallelism is what the other sizes leave of the world size, and
+    techniques have their neutral values.
 
-    Combinations whose product does not divide the world size are no layouts at all and are left out; whatever else
-    is wrong with a combination is for the backend's rules to say.
+    Combinations whose product does not divide the world size are not layouts and are left out. Everything else that may
+    be wrong with a combination is left to the backend's rules.
     """
     pipelines, chunks = _values(recipe, space, "pipeline"), _values(recipe, space, "virtual_pipeline")
     pinned = recipe.layers_by_stage or ()
@@ -61,9 +62,12 @@ def enumerate_splits(recipe: Recipe, space: Space) -> LayoutColumns:
 
 
 def enumerate_uneven(recipe: Recipe, space: Space) -> LayoutColumns:
-    """Return the same combinations for stages that cannot or need not be even, as nearly even as possible: the starting
-    point of the stage search. One chunk for each rank, whose ends may balance better; several where they do not divide
-    the layers. None where layers differ in their attention: the stage search knows kinds of MLPs alone."""
+    """Return the same combinations for stages that cannot be even, or need not be, as nearly even as possible: the
+    starting point of the stage search.
+
+    There is one chunk per rank, since its ends may balance better, and several chunks if they do not divide the layers.
+    There are no combinations if layers differ in their attention, because the stage search knows only kinds of MLPs.
+    """
     shape, layers = recipe.model, recipe.model.num_layers
     if not space.uneven or recipe.layers_by_stage is not None or model_of(shape).first_blocks_differ:
         return _splits(recipe, space, [])
@@ -82,7 +86,7 @@ def _nearly_even(layers: int, stages: int) -> tuple[int, ...]:
 
 def _splits(recipe: Recipe, space: Space, stages: Sequence[tuple[int, int, tuple[int, ...]]]) -> LayoutColumns:
     """Return all combinations of (pipeline, chunks, layers by stage) with the other sizes. Sizes that decide whether
-    the devices can be split come first, so that the others are combined with few."""
+    the devices can be divided come first, so that the others are combined with few."""
     others = [name for name in SPLIT_FIELDS if name not in ("data", "pipeline", "virtual_pipeline", *DIVIDING)]
     values = {name: np.array(_values(recipe, space, name), dtype=np.int64) for name in (*DIVIDING, *others)}
     pipeline = np.array([pipeline for pipeline, _, _ in stages], dtype=np.int64)
@@ -112,7 +116,7 @@ def _values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
 
 
 def pinned_numbers(recipe: Recipe, name: str) -> tuple[int, ...]:
-    """Return the values a pin allows, as numbers of a layout; nothing where the field is free."""
+    """Return the values that a pin allows, as numbers of a layout; empty if the field is not pinned."""
     pin = recipe.pins.get(name)
     return () if pin is None else as_ints(name, pin)
 
@@ -126,7 +130,7 @@ def as_ints(name: str, pinned: object) -> tuple[int, ...]:
 
 
 def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
-    """Return the values of a layout field where nobody pins it; `data` follows from the others."""
+    """Return the values of a layout field when nobody pins it; `data` follows from the others."""
     if name == "zero_stage":
         return tuple(dict.fromkeys(state.zero_stage for state in space.state_techniques))
     if name in ("recompute", *AMOUNTS):
@@ -146,7 +150,7 @@ def offered_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
 
 
 def searched_values(recipe: Recipe, space: Space, name: str) -> tuple[int, ...]:
-    """Return the values of a layout field that a search without pins tries, those of uneven stages included
+    """Return the values of a layout field that a search without pins tries, including those of uneven stages
     (`enumerate_uneven`)."""
     offered, layers = offered_values(recipe, space, name), recipe.model.num_layers
     if not space.uneven or recipe.layers_by_stage is not None or name not in ("pipeline", "virtual_pipeline"):
@@ -161,8 +165,8 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
 
 @frozen
 class TechniqueSpace:
-    """All techniques tried with every split of a recipe: each of `step` with each of `state`. `own` has the switches as
-    the recipe asks for them."""
+    """All techniques to try with every split of a recipe: each of `step` with each of `state`. `own` has the switches
+    as the recipe sets them."""
 
     recipe: Recipe
     step: tuple[StepTechniques, ...]
@@ -171,18 +175,18 @@ class TechniqueSpace:
 
     @cached_property
     def steps(self) -> frozenset[StepTechniques]:
-        """The same as `step`, to look them up."""
+        """The content of `step` as a set, for look-ups."""
         return frozenset(self.step)
 
     @cached_property
     def switches(self) -> tuple[tuple[str, ...], ...]:
-        """The switches of each of `step` that nobody asked for."""
+        """For each of `step`, the switches that the recipe did not ask for."""
         return tuple(switches_beside(self.own, step) for step in self.step)
 
     @cached_property
     def sparing_steps(self) -> tuple[int, ...]:
-        """Indices of the step techniques with no switches but such as may spare memory: what is safe with others is
-        safe with one of these."""
+        """Indices of the step techniques whose only switches are those that may save memory. Anything that is safe with
+        other switches is safe with one of these."""
         return tuple(i for i, names in enumerate(self.switches) if SPARING_SWITCHES.issuperset(names))
 
     @cached_property
@@ -195,7 +199,8 @@ def technique_space(recipe: Recipe, backend: Backend) -> TechniqueSpace:
     """Return the techniques to try.
 
     Raises:
-        UserError: the recipe asks for what the backend cannot do whatever the layout, or for a ZeRO stage it has not.
+        UserError: the recipe asks for something that the backend cannot do with any layout, or for a ZeRO stage that it
+            does not have.
     """
     backend.rules(recipe)
     space = backend.space(recipe)
@@ -212,7 +217,7 @@ def technique_space(recipe: Recipe, backend: Backend) -> TechniqueSpace:
 
 
 def _accepted(recipe: Recipe, backend: Backend, step: StepTechniques, state: Sequence[StateTechniques]) -> bool:
-    """Whether the backend can do the recipe's own techniques together with the offered ones."""
+    """Whether the backend can combine the recipe's own techniques with the offered ones."""
     try:
         backend.rules(recipe_with_techniques(recipe, step, state[0]))
     except UserError:
@@ -221,9 +226,9 @@ def _accepted(recipe: Recipe, backend: Backend, step: StepTechniques, state: Seq
 
 
 def step_variants(recipe: Recipe, space: Space) -> tuple[StepTechniques, ...]:
-    """Return the ways to treat activations, without duplicates, in the order of the backend's offer."""
+    """Return the step techniques to try, without duplicates, in the order of the backend's offer."""
     own, codes = _named_by_recipe(recipe, StepTechniques), pinned_numbers(recipe, "recompute")
-    # A granularity nobody offers is accepted as it is: a script of one's own recomputes what it likes.
+    # A granularity that nobody offers is accepted as it is: a user's script may recompute anything.
     others = [
         StepTechniques(recompute=code)
         for code in codes
@@ -237,7 +242,7 @@ def step_variants(recipe: Recipe, space: Space) -> tuple[StepTechniques, ...]:
 
 
 def _with_amounts(recipe: Recipe, step: StepTechniques) -> Iterator[StepTechniques]:
-    """Yield the techniques with every pinned amount; what is not pinned is solved where there is an amount at all."""
+    """Yield the techniques with every pinned amount. An amount that is not pinned is solved, if there is one."""
     block = step.recompute == RECOMPUTE_FULL and step.recompute_method == "block"
     solved = RECOMPUTE_LAYERS if block else step.solved if step.solved == OFFLOAD_LAYERS else None
     if solved == OFFLOAD_LAYERS and (step.offload_modules or OFFLOAD_LAYERS in recipe.pins):
@@ -251,28 +256,28 @@ def _with_amounts(recipe: Recipe, step: StepTechniques) -> Iterator[StepTechniqu
 
 
 def state_variants(recipe: Recipe, space: Space) -> tuple[StateTechniques, ...]:
-    """Return the ways to hold parameters, gradients and optimizer states, without duplicates, in the order of the
-    backend's offer."""
+    """Return the state techniques to try, without duplicates, in the order of the backend's offer."""
     own, stages = _named_by_recipe(recipe, StateTechniques), pinned_numbers(recipe, "zero_stage")
     variants = (replace(offer, **own) for offer in space.state_techniques if not stages or offer.zero_stage in stages)
     return tuple(dict.fromkeys(state for state in variants if _allowed(recipe, state)))
 
 
 def _allowed(recipe: Recipe, techniques: StepTechniques | StateTechniques) -> bool:
-    """Whether `layout.techniques` lets a search choose these."""
+    """Whether `layout.techniques` allows a search to choose these techniques."""
     names = {f.name for f in fields(techniques)}.intersection(excluded_techniques(recipe))
     return all(getattr(techniques, name) == getattr(NO_TECHNIQUES, name) for name in names)
 
 
 def excluded_techniques(recipe: Recipe) -> tuple[str, ...]:
-    """Return the techniques that stay off because of `layout.techniques`: those the recipe does not ask for itself."""
+    """Return the techniques that stay off because of `layout.techniques`, except those that the recipe itself asks
+    for."""
     rounding = [name for name, declared in DECLARED.items() if declared.rounding is not None]
     excluded = {BIT_EQUAL_ONLY: rounding, ASKED_ONLY: SWITCH_NAMES}.get(recipe.technique_limit or "", ())
     return tuple(name for name in excluded if name not in recipe.fixed)
 
 
 def _named_by_recipe(recipe: Recipe, kind: type[StepTechniques] | type[StateTechniques]) -> dict[str, Any]:
-    """Return the settings of one kind of techniques that the recipe names itself."""
+    """Return the settings of one kind of technique that the recipe itself names."""
     own = {name: getattr(recipe.techniques, name) for name in declarations(kind) if name in recipe.fixed}
     if kind is StateTechniques and "gradient_dtype" in recipe.fixed:
         own["gradient_dtype"] = recipe.training.gradient_dtype
@@ -294,7 +299,7 @@ def switches_matter(names: Sequence[str], layouts: LayoutColumns) -> BoolColumn:
 
 
 def technique_values(step: StepTechniques, state: StateTechniques) -> dict[str, int]:
-    """Return the fields of a layout that techniques set. A solved amount is 1."""
+    """Return the layout fields that techniques set. A solved amount is 1."""
     return {
         "zero_stage": state.zero_stage,
         "recompute": step.recompute,
@@ -304,13 +309,13 @@ def technique_values(step: StepTechniques, state: StateTechniques) -> dict[str, 
 
 
 def all_techniques(recipe: Recipe, step: StepTechniques, state: StateTechniques) -> Techniques:
-    """Return the techniques of a candidate: those a search chose, and the recipe's where it chooses none."""
+    """Return the techniques of a candidate: those that a search chose, and the recipe's own for the others."""
     chosen = {name: getattr(kind, name) for kind in (step, state) for name in declarations(type(kind))}
     return replace(recipe.techniques, **chosen)
 
 
 def recipe_with_techniques(recipe: Recipe, step: StepTechniques, state: StateTechniques) -> Recipe:
-    """Return the recipe with these techniques and their gradient format, for a backend to judge or to describe."""
+    """Return the recipe with these techniques and their gradient format, for a backend to judge or describe."""
     training = recipe.training
     if training.gradient_dtype != state.gradient_dtype:
         training = replace(training, gradient_dtype=state.gradient_dtype)

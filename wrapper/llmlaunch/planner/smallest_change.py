@@ -1,4 +1,4 @@
-"""The smallest change of a recipe that makes a layout safe, for recipes where none is."""
+"""The smallest change to a recipe that makes a layout safe, for recipes without a safe layout."""
 
 from __future__ import annotations
 
@@ -35,28 +35,29 @@ from llmlaunch.recipe.types import NO_BUDGET, Recipe
 SHORTER = (2, 4, 8, 16, 32)
 CUT_SHORT = "the search for a smaller one ended at its budget of layouts"
 
-# What each part of the search may look at (`pricing_budget`): some seconds on one core, all parts together.
+# Candidates that each part of the search may price (`pricing_budget`). All parts together take some seconds on one
+# core.
 PIN_CANDIDATES, TECHNIQUE_CANDIDATES, NODE_CANDIDATES = 30_000, 150_000, 110_000
 
 
 @frozen
 class Advice:
-    """The sentence for a person whose recipe has no safe layout, and the change that it names, None where none is
-    known."""
+    """A sentence for the user whose recipe has no safe layout, and the change that it names. The change is None if none
+    is known."""
 
     sentence: str
     change: Change | None = None
 
 
 def find_advice(setting: Setting) -> Advice:
-    """Return the first of these changes that yields a safe layout:
+    """Return the first change in this list that leads to a safe layout.
 
-    one pin of the layout set to another value; all of the host's memory; even stages; one technique set otherwise;
-    more pins; techniques kept out of the search; more nodes; a shorter sequence. Of several pins the fewest,
-    then the least far, then the fastest.
+    The list is: another value for one pin of the layout; all of the host's memory; even stages; another setting for one
+    technique; other values for several pins; the techniques excluded from the search; more nodes; a shorter sequence.
+    Among sets of pins, the one with the fewest pins wins, then the one nearest to the pinned values, then the fastest.
 
-    Each part has a budget of candidates. Where one is used up, what it would have said is not known, and the next part
-    is searched.
+    Each part has a budget of candidates. If a budget runs out, the result of that part is unknown, and the search
+    continues with the next part.
     """
     recipe, complete = setting.recipe, True
     parts: list[tuple[int, Iterator[Change]]] = [
@@ -87,7 +88,7 @@ def _advice_of(change: Change) -> Advice:
 
 
 def _other_pins(setting: Setting) -> list[tuple[float, Change]]:
-    """Return each other value of each pin, with its distance from the pinned ones, the nearest first."""
+    """Return a change for each other value of each pin, with its distance from the pinned values, nearest first."""
     recipe, same = setting.recipe, unchanged(setting.recipe)
     space = setting.backend.space(recipe)
     changes: list[tuple[float, Change]] = []
@@ -102,7 +103,7 @@ def _other_pins(setting: Setting) -> list[tuple[float, Change]]:
 
 
 def _relaxed_requests(recipe: Recipe) -> Iterator[Change]:
-    """Yield the changes that ask for less: all of the node's memory, even stages."""
+    """Yield the changes that relax a request: use all of the node's memory, or even stages."""
     if recipe.slurm.get("mem") not in (None, False, 0, "0"):
         changed = replace(recipe, slurm={**recipe.slurm, "mem": 0})
         yield Change({"slurm.mem": 0}, changed, Layout(), {"slurm.mem": recipe.slurm["mem"]})
@@ -111,9 +112,12 @@ def _relaxed_requests(recipe: Recipe) -> Iterator[Change]:
 
 
 def _other_technique(setting: Setting) -> Iterator[Change]:
-    """Free one technique after the other that the recipe sets itself, amounts of layers among them, and yield the one
-    that allows the fastest safe layout, with what is then chosen for it. The format of gradients is never freed: it
-    changes the numbers a model learns from."""
+    """Yield the best change of a single technique.
+
+    Each technique that the recipe sets, amounts of layers included, is left to the search in turn. The one that allows
+    the fastest safe layout is yielded with the value chosen for it. The gradient format is never changed, because it
+    changes the numbers a model learns from.
+    """
     recipe = setting.recipe
     free = {name: unfixed(recipe, name) for name in recipe.fixed if name != "gradient_dtype"}
     free |= {name: without(recipe, name) for name in recipe.pins if name in AMOUNTS}
@@ -124,7 +128,7 @@ def _other_technique(setting: Setting) -> Iterator[Change]:
 
 
 def _several_pins(setting: Setting) -> Iterator[Change]:
-    """Yield the fewest pins set otherwise that leave a safe layout."""
+    """Yield the smallest set of changed pins that leaves a safe layout."""
     if len(setting.recipe.pins) > 1:
         yield from _with_nearest_pins(setting, unchanged(setting.recipe))
 
@@ -137,8 +141,8 @@ def _lifted_limit(recipe: Recipe) -> Iterator[Change]:
 
 
 def _more_nodes(setting: Setting) -> Iterator[Change]:
-    """Yield the fewest nodes with a safe layout, with as few of the pins changed as do: a double, where the counts up
-    to it cannot all be searched. Raises BudgetSpent where fewer nodes may have one."""
+    """Yield the smallest number of nodes with a safe layout, with as few changed pins as possible. If the search cannot
+    cover every number, yield a doubled number. Raises BudgetSpent if fewer nodes might have a safe layout."""
     relaxed = _without_budget(setting)
     safe = fewest_safe(relaxed, setting.recipe.nodes, most_nodes(relaxed.recipe), NODE_CANDIDATES)
     if safe is None:
@@ -151,9 +155,11 @@ def _more_nodes(setting: Setting) -> Iterator[Change]:
 
 
 def _shorter_sequence(setting: Setting) -> Iterator[Change]:
-    """Yield the longest of some shorter sequences with a safe layout, with as few of the pins changed as do. A shorter
-    one that as many ranks can share needs no more than a longer one, so nothing else is searched where the shortest has
-    none."""
+    """Yield the longest of a few shorter sequences that has a safe layout, with as few changed pins as possible.
+
+    A shorter sequence that as many ranks can share needs no more memory than a longer one. So if the shortest has no
+    safe layout, no other is searched.
+    """
     recipe, relaxed, key = setting.recipe, _without_budget(setting), "training.sequence_length"
     lengths = [length for factor in SHORTER if (length := recipe.training.sequence_length // factor) >= 1]
 
@@ -169,14 +175,14 @@ def _shorter_sequence(setting: Setting) -> Iterator[Change]:
 
 
 def _without_budget(setting: Setting) -> Setting:
-    """Return the setting without pins and without a budget, in which nothing tight is accepted."""
+    """Return the setting without pins, without a budget, and without tight layouts."""
     safe_alone = replace(setting.recipe.memory, accept=None)
     return setting.with_recipe(replace(relax_pins(setting), budget=NO_BUDGET, memory=safe_alone))
 
 
 def _with_few_pins(setting: Setting, change: Change) -> Iterator[Change]:
-    """Yield the change together with as few of its pins as leave a safe layout. The layout of the change is the fastest
-    safe one whatever the pins, which are changed so where the search for few is cut short."""
+    """Yield the change together with as few changed pins as leave a safe layout. The layout of the change is the
+    fastest safe one regardless of pins. If the search for few pins is cut short, the pins are changed to match it."""
     if not change.recipe.pins:
         yield change
         return
@@ -193,6 +199,6 @@ def _with_nearest_pins(setting: Setting, change: Change) -> Iterator[Change]:
 
 
 def _allowing(change: Change) -> Change:
-    """Return the change together with those of its pins that its layout breaks."""
+    """Return the change together with new values for the pins that its layout violates."""
     values = {name: int(getattr(change.layout, name)) for name in change.recipe.pins}
     return with_pins(change, {n: v for n, v in values.items() if v not in as_ints(n, change.recipe.pins[n])})

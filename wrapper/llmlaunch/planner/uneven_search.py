@@ -1,12 +1,12 @@
 """Uneven pipeline stages, solved for each split that can still be among the fastest.
 
-With one chunk to a rank layers may be cut anywhere; with several, all chunks are equal but the first and the last.
-Models whose layers differ in their attention have even stages alone (`enumerate_uneven`), and a kind of layer whose
-layers differ counts with its mean.
+With one chunk per rank, any assignment of layers is possible. With several, all chunks are equal except the first and
+the last. Models whose layers differ in their attention have only even stages (`enumerate_uneven`). If the layers of one
+kind differ, the kind counts with their mean.
 
-A step takes at least as long as with stages in perfect balance. If even that is longer than layouts that are safe
-already, the split is outpaced and its stages are not evaluated. So of these cuts the first of the ranking are exact,
-and most splits cost one comparison. In a large space in which nothing is safe, a few techniques stand for all.
+A step takes at least as long as with perfectly balanced stages. If even that is slower than layouts that are already
+safe, the split is outpaced and its stages are not evaluated. The first candidates of the ranking are therefore exact,
+and most splits cost one comparison. In a large space without any safe layout, a few techniques represent all of them.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from llmlaunch.progress import report
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
 from llmlaunch.timing.step import UpdateSeconds
 
-AT_ONCE = 256  # splits evaluated together, the fastest bounds first; the next ones may be out of reach by then
-RANKS_AT_ONCE = 16 * AT_ONCE  # of those splits, where nothing is safe and every rank of theirs is priced
-MANY = 1_000_000  # pipeline ranks times step techniques that are worth a look ahead
-HEAVIER = 9  # how much more than a dense layer a mixture weighs
+AT_ONCE = 256  # splits evaluated together, fastest bounds first; later ones may be out of reach by then
+RANKS_AT_ONCE = 16 * AT_ONCE  # splits evaluated together if nothing is safe and every rank is priced
+MANY = 1_000_000  # pipeline ranks times step techniques from which a look ahead pays off
+HEAVIER = 9  # weight of a mixture relative to a dense layer
 SCOUTS = 9  # step techniques tried first, with those splits
 FIRST_PAIRS = 1024  # of splits and techniques, priced first; then many more at a time
 
 
 @dataclass
 class UnevenLayouts:
-    """Points of uneven splits, each block over splits of its own, and how many layouts were not priced: their model
-    states exceed device memory for every cut of the layers, or they were outpaced."""
+    """Points of uneven splits, each block over splits of its own, and the number of layouts that were not priced,
+    because their model states exceed device memory for every assignment of layers, or because they were outpaced."""
 
     splits: list[LayoutColumns] = field(default_factory=list)
     blocks: list[Rows] = field(default_factory=list)
@@ -69,16 +69,17 @@ class UnevenLayouts:
     outpaced: int = 0
 
     def add(self, splits: LayoutColumns, rows: Rows) -> None:
-        """Add rows over splits of their own, one each."""
+        """Add rows over splits of their own, one split per row."""
         self.splits.append(splits)
         self.blocks.append(rows.renumbered)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Splits with step techniques of one group of `alike_steps`; `steps` are the indices of these. Which `states` are
-    `allowed` with each pair, and the `factors` that the ranking multiplies its seconds by at least, are states x pairs.
-    `least_keys` bound its place in the ranking; `whole` is true where one rank does not decide that it is no point."""
+    """Splits with step techniques of one group of `alike_steps`; `steps` are their indices. Which `states` are
+    `allowed` with each pair, and the lowest `factors` by which the ranking multiplies its seconds, are states x pairs.
+    `least_keys` are lower bounds for the place in the ranking. `whole` is true if one rank does not decide that a pair
+    is no point."""
 
     states: Sequence[int]
     splits: LayoutColumns
@@ -95,10 +96,10 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Unsafe:
-    """Splits in their best balance that are not safe, with step techniques each and the state techniques at `state`:
-    another cut may be, which the ranking counts `least_keys` seconds at least. `costs` are those of their stages,
-    `factors` what the ranking multiplies their seconds by at least. `rows` are None where one rank was enough to
-    know."""
+    """Splits that are not safe in their best balance, each with step techniques, and the state techniques at `state`.
+    Another assignment of layers may be safe; the ranking counts at least `least_keys` seconds for it. `costs` are those
+    of their stages, and `factors` the lowest by which the ranking multiplies their seconds. `rows` is None if one rank
+    was enough to know."""
 
     state: int
     splits: LayoutColumns
@@ -116,9 +117,10 @@ class Unsafe:
 
 def search_uneven(offer: Offer, incumbents: Incumbents) -> UnevenLayouts:
     """Price the uneven splits on offer with all techniques that leave no amount to solve and are within reach of the
-    `incumbents`, which the safe ones join. If the best balance is not safe, the best that memory allows replaces it.
+    `incumbents`. Safe ones join the incumbents. If the best balance is not safe, the best assignment of layers that
+    fits in memory replaces it.
 
-    In a large space, what a few techniques that spare most leave unsafe everywhere is not priced with the others.
+    In a large space, splits that are unsafe even with the few techniques that save most are not priced with the others.
     """
     result, space = UnevenLayouts(), offer.space
     steps = [i for i in by_cost(space) if space.step[i].solved is None]
@@ -161,7 +163,7 @@ def _look_ahead(
     steps: Sequence[int],
     incumbents: Incumbents,
 ) -> None:
-    """Find incumbents with a few step techniques: among the fastest splits, or among all where those have none."""
+    """Find incumbents with a few step techniques: among the fastest splits, or among all splits if those have none."""
     at_once = AT_ONCE
     with incumbents.looking_ahead():
         while len(waiting):
@@ -179,9 +181,9 @@ def _price_splits(
     result: UnevenLayouts,
     brief: bool,
 ) -> None:
-    """Price some splits with some step techniques and all sets of state techniques, what may come first before the
-    others. What is not safe in its best balance is cut anew at the end: by then the incumbents leave few of it within
-    reach. If `brief`, splits of which one rank needs too much are no points."""
+    """Price some splits with some step techniques and all sets of state techniques, the most promising first. Splits
+    that are not safe in their best balance get another assignment of layers at the end, when few of them are still
+    within reach of the incumbents. If `brief`, splits of which one rank needs too much are not points."""
     pricing, unsafe = Pricing(offer, incumbents, result), []
     groups = list(_pairs_in_reach(offer, bounds, rows, steps, incumbents, result, brief))
     at_once = FIRST_PAIRS
@@ -211,8 +213,8 @@ def _pairs_in_reach(
     result: UnevenLayouts,
     brief: bool,
 ) -> Iterator[Pairs]:
-    """Yield the splits with the step techniques that are legal and within reach by lower bounds, and may fit memory if
-    `brief`. Bounds that cost little come first."""
+    """Yield the splits with the step techniques that are legal, within reach by lower bounds, and, if `brief`, may fit
+    in memory. The cheapest bounds come first."""
     setting, space, splits = offer.setting, offer.space, offer.splits.take(rows)
     whole = _rehearsed(setting, splits) if brief else np.ones(len(rows), dtype=np.bool_)
     seconds_keeping: dict[StepTechniques, FloatColumn] = {}  # whatever the state techniques are
@@ -242,7 +244,7 @@ def _pairs_in_reach(
 
 
 def _rehearsed(setting: Setting, splits: LayoutColumns) -> BoolColumn:
-    """Whether each split may be one of a rehearsal, which may lift what an estimate refuses."""
+    """Return whether each split may be that of a rehearsal, which may overrule an estimate's refusal."""
     rehearsed = np.zeros(len(splits), dtype=np.bool_)
     for rehearsal in setting.lessons.rehearsals:
         sizes = rehearsal.layout.tensor, rehearsal.layout.pipeline, rehearsal.layout.virtual_pipeline
@@ -252,18 +254,20 @@ def _rehearsed(setting: Setting, splits: LayoutColumns) -> BoolColumn:
 
 @dataclass(frozen=True)
 class Pricing:
-    """The pricing of uneven splits on offer: points go to the `result`, and the safe ones to the `incumbents`."""
+    """The pricing of uneven splits on offer: points go to the `result`, and safe ones also to the `incumbents`."""
 
     offer: Offer
     incumbents: Incumbents
     result: UnevenLayouts
 
     def price(self, pairs: Pairs) -> list[Unsafe]:
-        """Price the pairs in their best balance, and return what may be safe if it is cut otherwise. Time comes first:
-        it costs less than the memory of all ranks, and so does that of one rank, where pairs need not be whole."""
+        """Price the pairs in their best balance, and return those that may be safe with another assignment of layers.
+        Time comes first, because it is cheaper than the memory of all ranks. So is the memory of one rank, which comes
+        next unless the pairs must be whole."""
         setting = self.offer.setting
         count_candidates(len(pairs.steps))
-        pairs = pairs.take(self.incumbents.in_reach(pairs.least_keys))  # those of other groups may have come in between
+        # other groups may have added incumbents since
+        pairs = pairs.take(self.incumbents.in_reach(pairs.least_keys))
         if not len(pairs.steps):
             return []
         job, layouts = self._applied(pairs.splits, pairs.steps, pairs.states[0])
@@ -279,11 +283,12 @@ class Pricing:
         return list(self._price_cuts(cut.take(uneven), passes.take(soon), pairs.take(uneven), costs.take(uneven)))
 
     def _applied(self, splits: LayoutColumns, steps: IntColumn, state: int) -> tuple[Job, LayoutColumns]:
-        """Return the job of step techniques that are alike, and the layouts with them and a set of state techniques."""
+        """Return the job for similar step techniques, and the layouts with them and a set of state techniques."""
         return apply_alike(self.offer.setting, self.offer.space, steps, state, splits)
 
     def _price_cuts(self, splits: LayoutColumns, passes: PassSeconds, pairs: Pairs, costs: Costs) -> Iterator[Unsafe]:
-        """Add the pairs, with their `splits` cut, that are safe; yield those that may be if they are cut otherwise."""
+        """Add the pairs, with their `splits` assigned to stages, that are safe. Yield those that may be safe with
+        another assignment."""
         setting, space = self.offer.setting, self.offer.space
         single = splits.virtual_pipeline == 1
         batch, distinct = self._technique_batch(splits, pairs.steps, pairs.states[0])
@@ -291,7 +296,7 @@ class Pricing:
         updates = state_updates(setting, space, pairs.states, distinct)
         seconds = batch.step_seconds(UpdateSeconds.stacked(updates))
         keys = seconds * pairs.factors
-        # several chunks are cut in few ways, of which this one is the fastest
+        # several chunks allow few assignments, of which this one is the fastest
         near = pairs.allowed & (single | self.incumbents.in_reach(keys))
         full = near & ~pairs.whole
         if np.any(full):
@@ -310,9 +315,9 @@ class Pricing:
                 yield replace(unsafe.take(some), least_keys=keys[place, some], rows=rows).take(np.flatnonzero(again))
 
     def _one_is_full(self, splits: LayoutColumns, pairs: Pairs, asked: BoolColumn) -> BoolColumn:
-        """Whether one rank of each split needs too much with each of the state techniques (states x splits), where that
-        is `asked`: the rank with the most layers times the micro-batches it keeps. The fullest rank of the split needs
-        no less."""
+        """Return whether one rank of each split needs too much memory with each of the state techniques (states x
+        splits), where `asked`. It is the rank with the largest product of layers and micro-batches kept. The fullest
+        rank of the split needs no less."""
         rank = _heaviest_rank(splits, layer_kinds(self.offer.setting.recipe.model))
         full = np.zeros(asked.shape, dtype=np.bool_)
         some, of_states = np.flatnonzero(np.any(asked, axis=0)), np.flatnonzero(np.any(asked, axis=1))
@@ -323,15 +328,15 @@ class Pricing:
         return full
 
     def _add(self, splits: LayoutColumns, rows: Rows) -> None:
-        """Add rows over splits of their own, one each."""
+        """Add rows over splits of their own, one split per row."""
         self.result.add(splits, rows)
         safe = is_safe(self.offer.setting, rows.device_bytes, rows.host_bytes)
         space = self.offer.space
         self.incumbents.add(Points(splits, space.step, space.state, self.result.blocks[-1].take(safe)))
 
     def add_fitting(self, unsafe: Unsafe) -> IntColumn:
-        """Add the best cut that memory allows of each split; return the row numbers of those that have one within
-        reach."""
+        """Add the best assignment of layers that fits in memory for each split. Return the row numbers of the splits
+        that have one within reach."""
         setting, space = self.offer.setting, self.offer.space
         job, layouts = self._applied(unsafe.splits, unsafe.steps, unsafe.state)
         most_seconds = np.minimum(self.incumbents.key_to_beat / unsafe.factors, self.incumbents.reach.most_seconds)
@@ -354,8 +359,8 @@ class Pricing:
 
 
 def _heaviest_rank(splits: LayoutColumns, kinds: Sequence[int]) -> IntColumn:
-    """Return the rank of each split whose layers, mixtures before all, weigh most where early ranks keep most
-    micro-batches: a guess, and any rank is a bound."""
+    """Return the rank of each split whose layers, mixtures above all, weigh most, given that early ranks keep most
+    micro-batches. It is a guess; any rank gives a bound."""
     mixtures = np.concatenate([[0], np.cumsum(np.asarray(kinds) * HEAVIER + 1)])
     rank = np.zeros(len(splits), dtype=np.int64)
     for partition, pipeline in sorted(set(zip(splits.partition.tolist(), splits.pipeline.tolist(), strict=True))):

@@ -11,7 +11,7 @@ from llmlaunch.findings import Finding, doubtful, file_problem, first_bytes, mis
 from llmlaunch.recipe.containers import Container, is_path
 from llmlaunch.recipe.types import Recipe
 
-# Folders that each node has for itself: what is not in them here may be there.
+# Folders that each node has for itself: what is missing from them here may exist there.
 OF_EACH_NODE = [f"/{name}" for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sys", "tmp", "usr")]
 SQUASHFS = b"hsqs"  # fs/squashfs/squashfs_fs.h, little endian
 SIF, SIF_OFFSET = b"SIF_MAGIC", 32  # sylabs/sif, pkg/sif/sif.go: after the launch script
@@ -20,7 +20,7 @@ REGISTRY_HOST = re.compile(r"[\w-]+(?:\.[\w-]+)+(?::\d+)?")
 
 
 def container_findings(recipe: Recipe, container: Container) -> Iterator[Finding]:
-    """Yield what keeps the container from starting."""
+    """Yield what would prevent the container from starting."""
     yield from _image(container)
     yield from _mounts(recipe, container)
 
@@ -50,7 +50,7 @@ def _image(container: Container) -> Iterator[Finding]:
 
 
 def _reference(container: Container) -> Iterator[Finding]:
-    """An image of a registry, of which only the form can be judged here."""
+    """Yield findings about an image in a registry. Only its form can be judged here."""
     key, image = ("container", "image"), container.image
     if "://" not in image and MISTYPED_URL.match(image):
         rest = MISTYPED_URL.sub("", image, count=1)
@@ -64,7 +64,8 @@ def _reference(container: Container) -> Iterator[Finding]:
 
 
 def _mounts(recipe: Recipe, container: Container) -> Iterator[Finding]:
-    """The host's side of each mount: a container whose mount has no source does not start."""
+    """Yield findings about the host's side of each mount. A container does not start if the source of a mount is
+    missing."""
     for index, mount in enumerate(container.mounts):
         source = mount.split(":")[0]
         written = mount not in recipe.cluster.site.container.mounts

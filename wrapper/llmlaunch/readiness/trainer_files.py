@@ -1,5 +1,5 @@
-"""What runs the training: the person's script, the framework's checkout, the container or the interpreter, and the
-source tree that is recorded."""
+"""What runs the training: the user's script, the framework's checkout, the container or the interpreter, and the source
+tree that is recorded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from llmlaunch.user_data import with_home
 
 
 def trainer_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is wrong with the trainer and where it runs."""
+    """Yield what is wrong with the trainer and the place where it runs."""
     if recipe.backend.script is not None:
         yield from _script(recipe, recipe.backend.script)
     yield from framework_of(recipe).trainer_findings(recipe, environment)
@@ -71,7 +71,7 @@ MOST_PTH_FILES, MOST_PTH_BYTES = 100, 64 * 2**10
 
 
 def interpreter_findings(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is wrong with the interpreter that the recipe names, or what is not known of the one it does not."""
+    """Yield what is wrong with the interpreter that the recipe names, or what is unknown if it names none."""
     if recipe.python is None:
         yield from _unnamed(recipe, environment)
         return
@@ -90,7 +90,7 @@ def interpreter_findings(recipe: Recipe, environment: Mapping[str, str]) -> Iter
 
 
 def local_interpreter_findings(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the error of a run on this machine whose recipe names no interpreter, where none here has torch."""
+    """Yield an error for a run on this machine if the recipe names no interpreter and none here has torch."""
     if recipe.python is not None or recipe.container is not None or _prepared(recipe, environment):
         return
     candidates = [] if INTERPRETER_VARIABLE in environment else [Path(sys.executable)]
@@ -105,7 +105,8 @@ def local_interpreter_findings(recipe: Recipe, environment: Mapping[str, str]) -
 
 
 def _unnamed(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The job takes the first Python on PATH that has torch (node/node_environment.py), and SLURM carries PATH."""
+    """Yield a note if the recipe names no interpreter and none here has torch. The job uses the first Python on PATH
+    that has torch (node/node_environment.py), and SLURM passes PATH on."""
     candidates = _candidates(environment)
     if _prepared(recipe, environment) or not candidates:
         return
@@ -119,21 +120,21 @@ def _unnamed(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[Finding
 
 
 def _candidates(environment: Mapping[str, str]) -> list[Path]:
-    """Return what the job would try on this machine where the recipe names no interpreter."""
+    """Return the interpreters that the job would try on this machine if the recipe names none."""
     names = [environment[INTERPRETER_VARIABLE]] if environment.get(INTERPRETER_VARIABLE) else ["python3", "python"]
     paths = [shutil.which(name, path=environment.get("PATH", "")) for name in names]
     return [Path(path) for path in dict.fromkeys(paths) if path is not None]
 
 
 def _prepared(recipe: Recipe, environment: Mapping[str, str]) -> bool:
-    """Return whether lines run before the training, or a variable, may give Python further packages."""
+    """Return whether setup lines or a variable may give Python more packages."""
     site = recipe.cluster.site
     variables = {**environment, **recipe.cluster.environment, **recipe.environment}
     return bool(recipe.setup or site.setup or site.modules or variables.get("PYTHONPATH"))
 
 
 def _packages(recipe: Recipe, python: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what the interpreter's folders of packages lack, and a framework's version that is not the stated one."""
+    """Yield which packages the interpreter's folders lack, and a framework version that differs from the stated one."""
     required = framework_of(recipe).required_packages
     lacking = _lacking(python, ("torch", *required))
     if lacking:
@@ -157,7 +158,7 @@ def _packages(recipe: Recipe, python: Path, environment: Mapping[str, str]) -> I
 
 
 def _lacking(python: Path, needed: Sequence[str]) -> tuple[str, ...]:
-    """Return which of these packages an interpreter lacks; none where that cannot be told from its folders."""
+    """Return which of these packages an interpreter lacks; none if its folders do not show it."""
     folders = _package_folders(python)
     if folders is None:
         return ()
@@ -165,8 +166,8 @@ def _lacking(python: Path, needed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _package_folders(python: Path) -> list[Path] | None:
-    """Return the folders that an interpreter imports packages from; None where they are not known, such as for a shim
-    that starts another interpreter, or an environment that also has another one's packages."""
+    """Return the folders from which an interpreter imports packages. Return None if they are unknown, as for a shim
+    that starts another interpreter, or an environment that also uses another one's packages."""
     root = _prefix(python)
     settings = (first_bytes(root / "pyvenv.cfg", 4096) or b"").decode("utf-8", "replace")
     shim = not settings and (first_bytes(python, 2) or b"#!") == b"#!"  # such as pyenv's
@@ -175,14 +176,15 @@ def _package_folders(python: Path) -> list[Path] | None:
     folders = [folder for pattern in PACKAGE_FOLDERS for folder in sorted(root.glob(pattern))]
     if not folders:
         return None
-    if not settings:  # outside a virtual environment, packages of the user count, and on Debian those of /usr/local
+    if not settings:  # outside a virtual environment, the user's packages count, and on Debian those in /usr/local
         folders += sorted(with_home("~").glob(USER_FOLDERS))
         folders += sorted(root.glob("lib/python3/dist-packages"))
     return [*folders, *(named for folder in folders for named in _folders_of_pth(folder))]
 
 
 def _prefix(python: Path) -> Path:
-    """Return the prefix: that of a virtual environment by the path as it is written, else that of the real file."""
+    """Return the prefix of an interpreter: that of a virtual environment according to the path as written, or else that
+    of the real file."""
     written = python.parent.parent
     return written if (written / "pyvenv.cfg").is_file() else python.resolve().parent.parent
 

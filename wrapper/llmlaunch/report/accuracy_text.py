@@ -1,4 +1,4 @@
-"""The accuracy of predictions, for a person and as JSON."""
+"""The accuracy of predictions, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SPARED = ("worst record", "median")  # on a narrow screen; --records shows each 
 
 
 def accuracy_text(answer: Mapping[str, Any]) -> str:
-    """Return what `accuracy` prints: measured peaks by size first, then by family, outcomes, what was assumed, and what
-    is not compared or not supported and why. `answer` is what `accuracy --json` prints."""
+    """Return what `accuracy` prints: measured peaks by size, then by family, outcomes, assumptions, and the records
+    that are not compared or not supported, with the reason. `answer` is what `accuracy --json` prints."""
     families: Mapping[str, Family] = answer["families"]
     parts = [
         _sizes(answer["sizes"]),
@@ -40,7 +40,7 @@ def accuracy_text(answer: Mapping[str, Any]) -> str:
 
 
 def records_text(answer: Mapping[str, Any]) -> str:
-    """One line for each record."""
+    """Return one line for each record."""
     rows = []
     for record in answer["records"]:
         measured, predicted = record["measured_bytes"], record["predicted_bytes"]
@@ -52,7 +52,7 @@ def records_text(answer: Mapping[str, Any]) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Names come from a file: what a terminal would obey is shown as "?"."""
+    """Return the text with "?" for anything that a terminal would obey. Names come from a file."""
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 
@@ -66,7 +66,7 @@ def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], end
 
 
 def fitting_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the table, without the columns of SPARED for which the screen has no room."""
+    """Return the table, without those columns of SPARED for which the screen has no room."""
     width = shown_on().width
     for column in SPARED:
         if width is None or len(table(head, rows, columns=sys.maxsize).partition("\n")[0]) <= width:
@@ -165,7 +165,8 @@ def _counts(title: str, counts: Mapping[tuple[str, str], int]) -> str:
 
 
 def accuracy_json(records: Sequence[ScoredRecord]) -> dict[str, Any]:
-    """Return `records` in input order, `families` by "family/kind", `sizes` and `underestimates` over all of them."""
+    """Return `records` in input order, `families` by "family/kind", and `sizes` and `underestimates` over all
+    records."""
     answer: dict[str, Any] = {
         "records": [scored.as_json() for scored in records],
         "families": families(records),

@@ -16,20 +16,20 @@ from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE, as_verdict
 
 MARKS = {"succeeded": SAFE, "failed": UNSAFE, "refused": UNSAFE, "running": "running", "pending": TIGHT}
 CURVE_LOOKS = ("weights", "activations", "buffers", "optimizer", "gradients", "outside")
-MOST_BARS = 40  # attempts, or pipeline ranks: the first half and the last where there are more
-MOST_ROWS = 60  # of a picture's table, evenly taken
+MOST_BARS = 40  # attempts or pipeline ranks; if there are more, the first half and the last half of this number
+MOST_ROWS = 60  # rows in a picture's table, evenly spaced
 DASH = "\u2013"
 
 Record = Mapping[str, Any]
 
 
 def write_run_page(report: Record, command: str, path: Path) -> None:
-    """Write the page to `path`, whose name ends in .html. Raises UserError."""
+    """Write the page to `path`, whose name must end in .html. Raises UserError."""
     write_page(path, lambda: run_page(report, command))
 
 
 def run_page(report: Record, command: str) -> str:
-    """Return the page's HTML, from what `report --json` prints. `command` is what the person typed."""
+    """Return the HTML of the page, made from what `report --json` prints. `command` is what the user typed."""
     run, state, plan = report["run"], report["state"], report["plan"]
     pictures, charts = _pictures(report)
     values = {
@@ -142,7 +142,7 @@ def _attempts(report: Record) -> dict[str, Any]:
 
 
 def _losses(spent: Record) -> list[tuple[str, str, str, float]]:
-    """What the allocated time was lost to, the costliest first: name, stops, steps made again, seconds."""
+    """Return where the allocated time was lost, most expensive first: name, stops, repeated steps, seconds."""
     parts = [("start-up", "startup"), ("saves, evaluations, slow steps", "other"), ("after the last step", "end")]
     rows = [(name, DASH, DASH, spent[f"{part}_seconds"]) for name, part in parts]
     rows += [
@@ -297,7 +297,7 @@ def _stage_row(stage: Record) -> list[str]:
 
 
 def _pictures(report: Record) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return what the template says of each picture, and what its script draws, by the picture's id."""
+    """Return what the template says about each picture, and what its script draws, by the picture's id."""
     drawn = [_memory_curves(report), _loss_curve(report), _pace_curve(report)]
     pictures = [{"legend": [], **picture} for picture, _ in drawn]
     return pictures, {picture["id"]: chart for picture, chart in drawn if chart is not None}
@@ -377,7 +377,7 @@ def _pace_curve(report: Record) -> tuple[dict[str, Any], dict[str, Any] | None]:
 def _step_curve(
     report: Record, picture: dict[str, Any], curves: Sequence[Record], chart: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A curve over steps: attempts in two colours in turn, a dotted line where one began."""
+    """Return a curve over steps. Attempts have two alternating colours, and a dotted line marks where one began."""
     if not curves:
         return picture, None
     numbers = {each["attempt"]: place for place, each in enumerate(report["attempts"], 1)}

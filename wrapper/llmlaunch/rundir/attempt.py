@@ -1,7 +1,7 @@
-"""One attempt of a run, as the small files of its folder tell (docs/run-directory.md).
+"""One attempt of a run, read from the small files in its folder (docs/run-directory.md).
 
-Jobs end in crashes and on full disks, and anybody may have written these files: what is missing, torn or of the wrong
-kind counts as absent, and the rest still counts.
+Jobs end in crashes and on full disks, and anyone may have written these files. A file that is missing, torn or of the
+wrong kind counts as absent; the others still count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_SKIPPED = 100_000
 
 
 class Attempt:
-    """Each file is read when it is first asked for, and then kept; `problems` names those that are there and cannot be
+    """One attempt. Each file is read on first use and then kept. `problems` names the files that exist but cannot be
     read."""
 
     def __init__(self, run_directory: Path, name: str) -> None:
@@ -45,11 +45,11 @@ class Attempt:
         self.name = name
         self.folder = file_names.attempt_folder(run_directory, name)
         self.problems: list[str] = []
-        self.unnumbered: list[str] = []  # rank records without a number
+        self.unnumbered: list[str] = []  # rank records without a rank
 
     @cached_property
     def began(self) -> AttemptStart:
-        """attempt.json; empty where it is absent."""
+        """attempt.json; empty if it is absent."""
         return self._read(AttemptStart, file_names.ATTEMPT) or AttemptStart()
 
     @cached_property
@@ -64,7 +64,7 @@ class Attempt:
 
     @cached_property
     def status(self) -> Status:
-        """The verdict, else the run's status.json where that is of this attempt; empty where there is none."""
+        """The verdict, or else the run's status.json if it describes this attempt; empty if there is neither."""
         if self.verdict:
             return self.verdict
         newest = sound(Status, read_object(self.run_directory / file_names.STATUS)) or Status()
@@ -72,78 +72,79 @@ class Attempt:
 
     @cached_property
     def layout(self) -> str:
-        """The folder of the layout that it runs, a fallback or one for fewer nodes; "" is the planned one, also where
-        the file names none of them."""
+        """The folder of the layout that the attempt runs: a fallback layout or one for fewer nodes. It is empty for the
+        planned layout, and also if the file names no known layout."""
         known = is_fallback(self.layout_named) or is_for_fewer_nodes(self.layout_named)
         return self.layout_named if known else ""
 
     @property
     def layout_named(self) -> str:
-        """What attempt.json calls the layout, whatever that is."""
+        """The layout's name in attempt.json, whatever it is."""
         return self.began.get("layout", "")
 
     @cached_property
     def run(self) -> RunFile:
-        """The run.json of that layout; empty where it cannot be read."""
+        """The run.json of the attempt's layout; empty if it cannot be read."""
         return read_run_file(self.run_directory, self.layout)
 
     @property
     def nodes(self) -> list[str]:
-        """The nodes of attempt.json, in the order of node ranks."""
+        """The nodes in attempt.json, in the order of their node ranks."""
         return self.began.get("nodes", [])
 
     @property
     def from_step(self) -> int:
-        """The step of the checkpoint that it began with; 0 without one."""
+        """The step of the checkpoint from which the attempt started; 0 without a checkpoint."""
         return self.began.get("from_step") or 0
 
     @property
     def is_fallback(self) -> bool:
-        """Whether it was started in the allocation of the attempt before, which ran out of memory."""
+        """Whether it continued in the allocation of the attempt before it without counting as a restart, such as after
+        running out of memory."""
         return self.began.get("fallback", False)
 
     @property
     def follow_up(self) -> str:
-        """What its verdict says comes next: `end`, `again`, `fallback` ...; empty where it has none."""
+        """What comes next according to the verdict, such as `end`, `again` or `fallback`; empty without a verdict."""
         following = (self.verdict or Status()).get("next") or NextStep()
         return following.get("action", "")
 
     @property
     def was_retried(self) -> bool:
-        """Whether it never began, for want of a port or a container, and was started again at once."""
+        """Whether the attempt never began, for lack of a port or a container, and was started again at once."""
         return self.follow_up == "again"
 
     @property
     def was_rolled_back(self) -> bool:
-        """Whether its loss went bad, and the next attempt went back to a checkpoint from before that."""
+        """Whether the loss went bad and the next attempt went back to a checkpoint from before that."""
         return self.follow_up == "rollback"
 
     @property
     def stays(self) -> bool:
-        """Whether its verdict has the next attempt follow in the same allocation."""
+        """Whether the next attempt follows in the same allocation, according to the verdict."""
         return self.follow_up in STAYS
 
     @property
     def skips(self) -> tuple[tuple[int, int], ...]:
-        """The ranges of steps whose batches it leaves out after a rollback, first and last included."""
+        """The ranges of steps whose batches the attempt skips after a rollback, as first and last step."""
         pairs = [(pair[0], pair[1]) for pair in self.began.get("skips", []) if len(pair) == 2]
         return tuple((first, last) for first, last in pairs if 0 <= last - first < _MOST_SKIPPED)
 
     @property
     def was_rollback(self) -> bool:
-        """Whether it began with an older checkpoint than the last, since the loss had gone bad."""
+        """Whether the attempt started from an older checkpoint than the last, because the loss had gone bad."""
         return self.began.get("rollback") is not None
 
     @cached_property
     def summary(self) -> AttemptSummary | None:
-        """The account that the job wrote of the attempt; None where it did not, or where there is more to know."""
+        """The summary that the job wrote of the attempt, or None if it wrote none or if more is known by now."""
         return whole_summary(self.run_directory, self.name)
 
     @cached_property
     def ranks(self) -> list[RankRecord]:
-        """The rank records, by rank; for each that is torn or gone its copy in status.json.
+        """The rank records, ordered by rank. A record that is torn or missing is replaced by its copy in status.json.
 
-        Where the verdict repeats every record that the summary counted, thousands of small files stay closed.
+        If the verdict repeats every record that the summary counted, thousands of small files need not be opened.
         """
         copies = with_copies([], self.verdict or Status())
         if self.summary is not None and self.summary.ranks_of_files <= {str(copy["rank"]) for copy in copies}:
@@ -152,34 +153,36 @@ class Attempt:
 
     @property
     def done(self) -> list[str]:
-        """The nodes whose trainers all ended with 0."""
+        """The nodes whose trainers all exited with 0."""
         return sorted(path.name for path in (self.folder / file_names.DONE).glob("[!.]*"))
 
     @property
     def cause_files(self) -> list[Path]:
-        """What nodes wrote of their trainers' end. A hidden file there was written before the training."""
+        """The files in which nodes wrote what ended their trainers. A hidden file there was written before the
+        training."""
         return sorted((self.folder / file_names.CAUSES).glob("[!.]*.json"))
 
     @property
     def stop_signal(self) -> str:
-        """The signal that told it to save and stop; empty without one. The version before had a file for each node."""
+        """The signal that asked the attempt to save and stop; empty if there was none. The previous version wrote a
+        file for each node."""
         earlier = sorted((self.folder / file_names.EARLIER_STOP_SIGNALS).glob("*"))
         return self.began.get("stop_signal") or next(filter(None, map(_first_text, earlier)), "")
 
     @property
     def has_failed_node(self) -> bool:
-        """Whether a node has said what ended its trainers: what the others are told from then on is srun ending the
-        step."""
+        """Whether a node has reported what ended its trainers. Signals that the other nodes get afterwards come from
+        srun, which ends the step."""
         return self.status.get("state") == "failed" or any(self.cause_files)
 
     @cached_property
     def started_at(self) -> float | None:
-        """When its first rank was started, in unix seconds; None before."""
+        """The time at which the first rank started, in unix seconds; None before that."""
         times = (rank.get("started_at") for rank in self.ranks)
         return min((time for time in times if time is not None), default=None)
 
     def forget_verdict(self) -> None:
-        """For an attempt that is judged once more: what was said of it before does not count."""
+        """Forget the verdict, for an attempt that is judged again."""
         self.__dict__.update(verdict=None, status=Status())
 
     def _read(self, kind: type[T], name: str) -> T | None:
@@ -187,8 +190,8 @@ class Attempt:
 
 
 def read_or_note(kind: type[T], path: Path, problems: list[str] | None) -> T | None:
-    """Return the object of `kind` in `path`, None where there is none. `problems` gets a sentence for one that cannot
-    be read."""
+    """Return the object of `kind` in `path`, or None if there is none. If the file exists but cannot be read,
+    `problems` gets a sentence about it."""
     try:
         return read_as(kind, path)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Numbers in text that a person or another program wrote: logs, scripts, argument dumps, answers of SLURM.
+"""Numbers in text written by a person or another program: logs, scripts, argument dumps, answers of SLURM.
 
-Each function returns the value, or None where it is unreadable, and none raises. `str.isdigit` also holds for
-superscripts, which `int` refuses; `int` refuses more than 4,300 digits; `float` makes an infinity of 1e999, which no
-integer can hold. Other values are read by `documents.literals`, JSON text by `files.parse_json`, and by
-`documents.json_strict` where the person is told what is wrong with it.
+Each function returns the value, or None if it is unreadable; none raises. `str.isdigit` is true for superscripts, which
+`int` refuses; `int` refuses more than 4,300 digits; `float` turns 1e999 into infinity, which no integer can hold. Other
+values are read by `documents.literals`, and JSON text by `files.parse_json`, or by `documents.json_strict` if the user
+is to be told what is wrong.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,64}\.?\d{0,64}|\.\d{1,64})(?:[eE][-+]?\d{1,4
 
 
 def fits_64_bits(value: int) -> bool:
-    """Return whether a whole number fits 64 bits with a sign."""
+    """Return whether a whole number fits in 64 bits with a sign."""
     return -MOST_WHOLE - 1 <= value <= MOST_WHOLE
 
 
 def whole_number_in(text: str | bytes | None) -> int | None:
-    """Return the whole number that `text` is, ASCII digits alone; None for any other text and above MOST_WHOLE."""
+    """Return the whole number in `text`, which must be ASCII digits only, or None for any other text and above
+    MOST_WHOLE."""
     text = _as_text(text)
     if _WHOLE.fullmatch(text) is None:
         return None
@@ -33,12 +34,12 @@ def whole_number_in(text: str | bytes | None) -> int | None:
 
 
 def is_whole_number(text: str | bytes) -> bool:
-    """Return whether `whole_number_in` reads this text, and so `int` does."""
+    """Return whether `whole_number_in` can read this text, and therefore `int` can."""
     return whole_number_in(text) is not None
 
 
 def number_in(text: str | bytes | None) -> float | None:
-    """Return the finite number that `text` is, in decimal notation; None for any other text."""
+    """Return the finite decimal number in `text`, or None for any other text."""
     text = _as_text(text)
     if _NUMBER.fullmatch(text) is None:
         return None
@@ -47,7 +48,8 @@ def number_in(text: str | bytes | None) -> float | None:
 
 
 def byte_size_in(text: str | bytes | None, unit_bytes: int) -> int | None:
-    """Return the bytes of an amount such as 1.25 in units of `unit_bytes`; None where it is no such amount."""
+    """Return the number of bytes for an amount such as 1.25 in units of `unit_bytes`, or None if the text is not such
+    an amount."""
     amount = number_in(text)
     if amount is None or not 0 <= amount * unit_bytes <= MOST_WHOLE:
         return None

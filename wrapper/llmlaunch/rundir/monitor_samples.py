@@ -1,9 +1,9 @@
-"""`peaks/<node>.jsonl` read back: what the monitors saw of one attempt, by node (docs/run-directory.md).
+"""What the monitors saw of one attempt, by node, read from `peaks/<node>.jsonl` (docs/run-directory.md).
 
-Monitors die, hang and run out of disk, so every line is taken for itself: what cannot be read is counted and left out,
-and a missing `end` costs nothing but the last seconds. Peaks are cumulative, yet the largest over all lines is kept: a
-monitor that was started again in mid-attempt counts from nothing. So neither the order of lines nor one that is there
-twice changes anything, and no line lowers a peak.
+Monitors die, hang and run out of disk space, so every line stands by itself: unreadable lines are counted and left out,
+and a missing `end` costs only the last seconds. Peaks are cumulative, but the largest over all lines is used, because a
+monitor that was restarted counts from zero. The order of lines therefore does not matter, nor do repeated lines, and no
+line lowers a peak.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SLOW_FIELDS = (  # that most lines of a long run repeat
     *("name", "mig", "total_bytes", "reserved_bytes", "baseline_bytes", "device_peak_bytes"),
     *("process_peak_bytes", "accounting_peak_bytes"),
 )
-BEAT, KEPT_BEATS = b'"event":"beat"', 16  # as the monitor writes it
-PACE = b'"event":"pace"'  # not of memory: the watchdog alone reads it
+BEAT, KEPT_BEATS = b'"event":"beat"', 16  # as the monitor writes the key
+PACE = b'"event":"pace"'  # nothing about memory: only the watchdog reads it
 ATTEMPT_IN_LINE = re.compile(rb'"attempt"\s*:\s*"([^"\\]*)"')
 
 
 @dataclass
 class GpuPeaks:
-    """One GPU, or MIG slice of one (`mig` is the whole GPU's uuid), over one attempt. The peaks by process are keyed by
-    pid as text, as the file has them. `baseline_bytes` is the least any monitor began with."""
+    """One GPU or MIG slice over one attempt (`mig` is the UUID of the slice's GPU). Peaks by process have the process
+    id as text for their key, as in the file. `baseline_bytes` is the smallest value with which any monitor started."""
 
     uuid: str
     pci: str
@@ -53,13 +53,13 @@ class GpuPeaks:
     used_bytes: int | None = None  # by the last line
     lost_code: int | None = None  # NVML's, once the GPU is lost
     lost_at: float | None = None  # unix seconds
-    mean_weight: tuple[float, ...] = ()  # what decides which line the two means are from
+    mean_weight: tuple[float, ...] = ()  # decides from which line the two means are taken
     last_entry: list[Any] = field(default_factory=list)  # SLOW_FIELDS of the line before
 
 
 @dataclass
 class PrintedPeaks:
-    """What the framework printed of one rank; the most of each since its own last reset."""
+    """What the framework printed about one rank: the largest value of each since its last reset."""
 
     source: str
     allocated_peak_bytes: int | None = None
@@ -69,8 +69,9 @@ class PrintedPeaks:
 
 @dataclass
 class NodePeaks:
-    """One node over one attempt. `remarks` say what the monitor could not see, and when (unix seconds) it first said
-    so; `ended` is false where it was lost. Times are those of the newest line, and of the newest with GPUs."""
+    """One node over one attempt. `remarks` maps what the monitor could not see to the time (unix seconds) of its first
+    report. `ended` is false if the monitor was lost. Times are those of the newest line, and of the newest line with
+    GPUs."""
 
     attempt: str
     node: str
@@ -92,7 +93,7 @@ class NodePeaks:
 
 
 def countable_gpus(node: NodePeaks) -> list[GpuPeaks]:
-    """Return the GPUs of a node in PCI order, MIG slices instead of the GPUs that are cut into them."""
+    """Return the GPUs of a node in PCI order, with MIG slices in place of the GPUs that they divide."""
     cut = {gpu.mig for gpu in node.gpus.values()}
     return sorted((gpu for gpu in node.gpus.values() if gpu.uuid not in cut), key=lambda gpu: (gpu.pci, gpu.index))
 
@@ -100,9 +101,9 @@ def countable_gpus(node: NodePeaks) -> list[GpuPeaks]:
 def add_lines(
     nodes: dict[str, NodePeaks], lines: Iterable[bytes], attempt: str, file_node: str, thin: bool = False
 ) -> int:
-    """Add the lines of a monitor's file that are of `attempt` to what is known of `nodes`, by name; `file_node` is the
-    node of a line that names none. Returns how many could not be read, those that name another attempt left aside.
-    `thin`: of the beats of a long file, read those alone that nothing follows that says the same and more."""
+    """Add the lines of `attempt` in a monitor's file to what is known about `nodes`, by name. `file_node` is used for a
+    line that names no node. Return the number of lines that could not be read, without those that name another attempt.
+    With `thin`, beats of a long file are skipped if a later one says the same and more."""
     damaged, name = 0, attempt.encode()
     lines = (raw for raw in lines if PACE not in raw[:60])
     for raw in _without_repeats(lines) if thin else lines:
@@ -119,8 +120,9 @@ def add_lines(
 
 
 def _without_repeats(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """All but the whole beats that another beat follows: a monitor's peaks are cumulative, and one that was started
-    again says so. Every sixteenth is kept all the same, should two monitors' lines ever have been mixed."""
+    """Yield all lines except complete beats that are followed by another beat. A monitor's peaks are cumulative, and a
+    restarted monitor announces itself. Every sixteenth beat is kept anyway, in case the lines of two monitors were
+    mixed."""
     last_beat = b""
     for count, raw in enumerate(lines):
         if BEAT in raw[:200] and raw.endswith(b"}\n"):
@@ -135,13 +137,13 @@ def _without_repeats(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _attempt_of(raw: bytes) -> bytes | None:
-    """The first that a line names, be the line whole or not."""
+    """Return the first attempt that a line names, even if the line is torn."""
     match = ATTEMPT_IN_LINE.search(raw)
     return None if match is None else match[1]
 
 
 def _object_in(raw: bytes) -> dict[str, Any] | None:
-    """The object of a line that names an attempt, else None."""
+    """Return the object in a line that names an attempt, or None."""
     try:
         line = parse_json(raw)
     except ValueError:
@@ -150,7 +152,7 @@ def _object_in(raw: bytes) -> dict[str, Any] | None:
 
 
 def add_line(node: NodePeaks, line: Mapping[str, Any]) -> None:
-    """Add one line of its monitor to what is known of a node."""
+    """Add one line of the monitor to what is known about its node."""
     event, time = line.get("event"), time_or_none(line.get("time")) or 0.0
     for gpu in [*objects_in(line.get("gpus")), *objects_in([line.get("gpu")])]:  # `gpu`: the last word on a lost one
         _add_gpu(node, gpu, time)
@@ -212,7 +214,7 @@ def _add_peaks(gpu: GpuPeaks, sample: GpuSample) -> None:
 
 
 def _add_use(gpu: GpuPeaks, record: Mapping[str, Any], time: float) -> None:
-    """The means of the monitor that saw most of the attempt, by its last word."""
+    """Take the means from the monitor that saw most of the attempt, from its last line."""
     gpu.power_peak_watts = _larger(gpu.power_peak_watts, number(record.get("power_peak_watts")))
     means = (number(record.get("utilization_percent")), number(record.get("power_watts")))
     weight = (number(record.get("samples")) or 0.0, time, *(mean or 0.0 for mean in means))

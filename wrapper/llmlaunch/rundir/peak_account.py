@@ -1,8 +1,8 @@
-"""What each rank of an attempt used, from all who saw it, each number with its source. Pure.
+"""What each rank of an attempt used, according to every source, with the source of each number. Pure functions.
 
-The rule for the memory of a rank's process: true, not sampled, are the driver's accounting and torch's own peaks. A
-true number wins, but never a smaller one that another contradicts: pids are used again, and samples miss what lives
-between two of them.
+The rule for the memory of a rank's process: the driver's accounting and torch's own peaks are exact, not sampled. An
+exact number wins unless another number shows that it is too small, because process ids are reused, and samples miss
+what lives between two of them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ACCOUNTING, PROBE = "nvml accounting", "torch probe"
 
 @dataclass
 class MemoryEvidence:
-    """All that was written of one attempt's memory. `run` is the run.json of the layout that it ran, empty where that
-    cannot be read; `ranks` are its rank records, `nodes` what the monitors saw, by node."""
+    """Everything that was written about the memory of one attempt. `run` is the run.json of its layout, empty if it
+    cannot be read. `ranks` are its rank records, and `nodes` what the monitors saw, by node."""
 
     run: RunFile = field(default_factory=RunFile)
     ranks: list[RankRecord] = field(default_factory=list)
@@ -41,16 +41,19 @@ class MemoryEvidence:
 
 
 def rank_summaries(evidence: MemoryEvidence) -> list[RankSummary]:
-    """Return the account of every rank that left anything, by rank. `peak_bytes` is of the run's own kind: the
-    process's memory on its device, or its resident memory on a CPU."""
+    """Return the summary of every rank that left any record, ordered by rank. `peak_bytes` is of the run's own kind:
+    the memory of the process on its device, or its resident memory on a CPU."""
     resident = evidence.run.get("peak_kind") == "resident"
     return [_rank_summary(rank, resident) for rank in _ranks_with_evidence(evidence)]
 
 
 def node_summary(node: NodePeaks) -> NodeSummary:
-    """Return what a monitor saw of its node. Of main memory it is the lesser of two numbers that both count more than
-    the job's own: the node's has the system's and neighbours', the cgroup's the file cache. A cgroup that was charged
-    with less than one rank held is not the job's."""
+    """Return what a monitor saw of its node.
+
+    For main memory it takes the smaller of two numbers that both include more than the job's own memory: the node's
+    includes the operating system and other jobs, the cgroup's includes the file cache. A cgroup that was charged with
+    less than a single rank held does not belong to the job.
+    """
     used, cgroup = node.host_used_peak_bytes, node.cgroup_peak_bytes
     if cgroup is not None and cgroup < max(node.resident_peak_bytes.values(), default=0):
         cgroup = None
@@ -70,8 +73,9 @@ def node_summary(node: NodePeaks) -> NodeSummary:
 
 
 def pipeline_rank_of(run: RunFile, rank: int) -> int | None:
-    """Return the pipeline rank of a global rank. `run` is run.json: pipeline is the outermost rank order. None where
-    the numbers do not fit together. A rank that runs alone is of the stage it was started for, whatever its number."""
+    """Return the pipeline rank of a global rank, or None if the numbers in `run` (run.json) do not fit together.
+    Pipeline parallelism is the outermost rank order. A rank that runs alone belongs to the stage for which it was
+    started, whatever its number."""
     own = (run.get("rehearsal") or RehearsedStage()).get("pipeline_rank")
     if own is not None:
         return own
@@ -87,9 +91,9 @@ def pipeline_rank_of(run: RunFile, rank: int) -> int | None:
 
 @dataclass(frozen=True)
 class _RankEvidence:
-    """What one global rank left: its record (empty where there is none), what torch's probe, the log and the monitor
-    say of it, and its GPU. `pids` are its processes as the driver lists them; `shares_device`: another rank's probe
-    names the same one."""
+    """What one global rank left: its record (empty if there is none), the values of torch's probe, the log and the
+    monitor, and its GPU. `pids` are its processes as the driver lists them. `shares_device` means that the probe of
+    another rank names the same GPU."""
 
     rank: int
     node: str | None
@@ -140,7 +144,7 @@ def _resident_peaks(evidence: MemoryEvidence) -> dict[int, int]:
 def _node_of_ranks(
     evidence: MemoryEvidence, records: Mapping[int, RankRecord], torch: Mapping[int, TorchPeaks]
 ) -> dict[int, str]:
-    """The node of each rank: by its own record, else by its probe, else by the monitor that saw it."""
+    """Return the node of each rank: from its own record, else from its probe, else from the monitor that saw it."""
     monitored = evidence.nodes.items()
     nodes = {rank: name for name, node in monitored for rank in (*node.logged, *node.resident_peak_bytes)}
     nodes.update({rank: peaks.node for rank, peaks in torch.items() if peaks.node})
@@ -151,7 +155,7 @@ def _node_of_ranks(
 def _pids_of_ranks(
     evidence: MemoryEvidence, records: Mapping[int, RankRecord], ranks: Sequence[int]
 ) -> dict[int, set[str]]:
-    """Return the numbers of each rank's processes, by its record, its probes and the monitors."""
+    """Return the process ids of each rank, from its record, its probes and the monitors."""
     pids: dict[int, set[str]] = {rank: set() for rank in ranks}
     for rank, record in records.items():
         pids[rank] |= {str(pid) for pid in (record.get("program_pid"), record.get("pid")) if pid is not None}
@@ -192,7 +196,8 @@ def _gpus_of_ranks(
 
 @dataclass(frozen=True)
 class AssignedGpu:
-    """A rank's GPU, and by what it is known (`source`). `alone`: nobody else is known to have used it meanwhile."""
+    """The GPU of a rank, and how it was identified (`source`). `alone` means that nobody else is known to have used it
+    meanwhile."""
 
     gpu: GpuPeaks
     source: str
@@ -202,13 +207,14 @@ class AssignedGpu:
 def assigned_gpus(
     ranks: Sequence[RankRecord], uuids: Mapping[int, str], pids: Mapping[int, set[str]], node: NodePeaks, devices: int
 ) -> dict[int, AssignedGpu]:
-    """Return a GPU for every rank whose own can be told. `ranks` are this node's rank records, `uuids` what torch
-    called the ranks' GPUs, `pids` the numbers of their processes, `devices` how many the job has on a node.
+    """Return the GPU of every rank for which it can be identified. `ranks` are this node's rank records, `uuids` are
+    torch's names of their GPUs, `pids` are their process ids, and `devices` is the number of GPUs that the job has on a
+    node.
 
-    First by torch's own word, then by the driver's process lists and accounting, where they name the rank's process.
-    They do not where the driver hides memory by process, in a container with pids of its own, or where the trainer is
-    a child of the rank's program; then by CUDA_VISIBLE_DEVICES, else by local rank in PCI order on a node that the job
-    has for itself.
+    A GPU is identified by torch's name first, then by the driver's process lists and accounting, if these name the
+    rank's process. They do not if the driver hides memory by process, in a container with process ids of its own, or if
+    the trainer is a child of the rank's program. Then CUDA_VISIBLE_DEVICES is used, or else the local rank in PCI order
+    on a node that the job has to itself.
     """
     gpus = countable_gpus(node)
     assigned: dict[int, tuple[GpuPeaks, str]] = {}
@@ -238,12 +244,13 @@ def peak_of_pids(peaks: Mapping[str, int], pids: set[str]) -> int | None:
 
 
 def _same_uuid(first: str, second: str) -> bool:
-    """torch names a GPU by the bare UUID, and does not tell a slice from a whole GPU."""
+    """Whether two UUIDs are of the same GPU. torch gives the UUID without a prefix, and does not distinguish a MIG
+    slice from a whole GPU."""
     return first == second or first.partition("-")[2].lower() == second.partition("-")[2].lower() != ""
 
 
 def _by_process(pids: set[str], gpus: Sequence[GpuPeaks]) -> GpuPeaks | None:
-    """The GPU on which a rank's processes hold most: a stray context on another one is common."""
+    """Return the GPU on which a rank's processes hold most memory. A stray context on another GPU is common."""
 
     def held_bytes(gpu: GpuPeaks) -> int:
         return max(peak_of_pids(gpu.process_peak_bytes, pids) or 0, peak_of_pids(gpu.accounting_peak_bytes, pids) or 0)
@@ -265,8 +272,8 @@ def _by_place(record: RankRecord, gpus: Sequence[GpuPeaks], whole_node: bool) ->
 
 
 def _named(entry: str, gpus: Sequence[GpuPeaks]) -> GpuPeaks | None:
-    """One entry of CUDA_VISIBLE_DEVICES: an index in PCI order (jobs run with CUDA_DEVICE_ORDER=PCI_BUS_ID), or a
-    UUID, which CUDA lets be shortened as long as one GPU alone begins with it."""
+    """Return the GPU for one entry of CUDA_VISIBLE_DEVICES: an index in PCI order (jobs run with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID), or a UUID. CUDA accepts a shortened UUID if only one GPU's UUID begins with it."""
     if is_whole_number(entry):
         return gpus[int(entry)] if int(entry) < len(gpus) else None
     matches = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
@@ -276,7 +283,8 @@ def _named(entry: str, gpus: Sequence[GpuPeaks]) -> GpuPeaks | None:
 def _is_alone(
     rank: int, gpu: GpuPeaks, assigned: Mapping[int, tuple[GpuPeaks, str]], pids: Mapping[int, set[str]]
 ) -> bool:
-    """Where the driver names no process of the rank, those it names may be the rank's under other numbers."""
+    """Whether nobody else is known to have used the GPU. If the driver names no process of the rank, the processes that
+    it names may be the rank's under other ids."""
     if any(other != rank and theirs.uuid == gpu.uuid for other, (theirs, _) in assigned.items()):
         return False
     listed = {*gpu.process_peak_bytes, *gpu.accounting_peak_bytes}
@@ -289,7 +297,8 @@ def _is_alone(
 
 
 class _Account:
-    """Numbers by name, and where each is from; one that nobody knows is in neither, unless it is said why."""
+    """Numbers by name, and the source of each. A number that is unknown is in neither, unless there is a reason for
+    it."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -301,7 +310,7 @@ class _Account:
 
 
 class _Sourced(NamedTuple):
-    """A number of bytes, None where nobody knows it, and where it is from, or why there is none."""
+    """A number of bytes, or None if it is unknown, and its source or the reason why there is none."""
 
     bytes: int | None
     source: str
@@ -332,7 +341,7 @@ def _rank_summary(rank: _RankEvidence, resident: bool) -> RankSummary:
 
 
 def _add_torch(account: _Account, rank: _RankEvidence) -> None:
-    """The probe's word; the log's where it tells of more, or where there is no probe."""
+    """Add the values of the probe, or those of the log if these are larger or there is no probe."""
     logged = rank.logged
     for name in ("allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "alloc_retries", "ooms"):
         account.put(name, getattr(rank.torch, name, None), PROBE)
@@ -343,7 +352,7 @@ def _add_torch(account: _Account, rank: _RankEvidence) -> None:
 
 
 def _add_resident(account: _Account, rank: _RankEvidence) -> None:
-    """The larger of the kernel's own maximum, known once a rank has ended, and what the monitor saw."""
+    """Add the larger of the kernel's own maximum, which is known once a rank has ended, and what the monitor saw."""
     kernel, sampled = rank.record.get("resident_peak_bytes"), rank.resident_seen_bytes
     if kernel and kernel >= (sampled or 0):
         account.put("resident_peak_bytes", kernel, "ru_maxrss")
@@ -380,7 +389,7 @@ def _add_gpu(account: _Account, assigned: AssignedGpu, pids: set[str]) -> None:
 
 
 def _add_totals(account: _Account, rank: _RankEvidence) -> None:
-    """The process's memory, and what of it torch's allocator did not hold."""
+    """Add the memory of the process, and the part of it outside torch's allocator."""
     name = "reserved_peak_bytes"
     reserved = _Sourced(account.values.get(name), account.sources.get(name, "nobody told"))
     outside = _outside_by_probe(rank)
@@ -392,7 +401,8 @@ def _add_totals(account: _Account, rank: _RankEvidence) -> None:
 
 
 def _process_total(rank: _RankEvidence, reserved: _Sourced, outside: _Sourced) -> _Sourced:
-    """`reserved` is torch's true peak, `outside` what was held beside it by the probe."""
+    """Return the peak memory of the process. `reserved` is torch's exact peak; `outside` is what the probe saw outside
+    torch's allocator."""
     driver = _Sourced(None, "nobody saw it") if rank.gpu is None else _total_by_driver(rank.gpu, rank.pids)
     if reserved.bytes is None or (driver.source == ACCOUNTING and (driver.bytes or 0) >= reserved.bytes):
         return driver
@@ -403,8 +413,9 @@ def _process_total(rank: _RankEvidence, reserved: _Sourced, outside: _Sourced) -
 
 
 def _total_by_driver(assigned: AssignedGpu, pids: set[str]) -> _Sourced:
-    """The driver's own maximum, unless a sample is larger: then it is another process's under the same number. Among
-    samples the largest: the whole device's come once a second, process lists more rarely."""
+    """Return the driver's own maximum, unless a sample is larger, because then the maximum belongs to another process
+    with the same id. Among samples the largest counts: the whole device is sampled once a second, process lists less
+    often."""
     gpu = assigned.gpu
     accounted = _Sourced(peak_of_pids(gpu.accounting_peak_bytes, pids), ACCOUNTING)
     sampled = _Sourced(peak_of_pids(gpu.process_peak_bytes, pids), "nvml process")
@@ -414,7 +425,7 @@ def _total_by_driver(assigned: AssignedGpu, pids: set[str]) -> _Sourced:
 
 
 def _above_baseline(assigned: AssignedGpu) -> _Sourced:
-    """The peak of a GPU that the rank has alone, less what the device held before."""
+    """Return the peak of a GPU that the rank has to itself, less what the device held before."""
     gpu = assigned.gpu
     if gpu.device_peak_bytes is None or not assigned.alone:
         return _Sourced(None, "nvml device")
@@ -427,11 +438,11 @@ def _above_baseline(assigned: AssignedGpu) -> _Sourced:
 
 
 def _outside_by_probe(rank: _RankEvidence) -> _Sourced:
-    """What the probe saw held beside torch's allocator at one look, on a device that the rank has alone: context, NCCL,
-    workspaces.
+    """Return what the probe saw outside torch's allocator at one moment, on a device that the rank has to itself:
+    context, NCCL, workspaces.
 
-    The probe sees the device as cudaMemGetInfo has it, which leaves out the driver's own reserve that NVML counts;
-    what else the device held before the trainer is not the rank's.
+    The probe sees the device through cudaMemGetInfo, which leaves out the driver's own reserve that NVML includes.
+    Anything else that the device held before the trainer started is not the rank's.
     """
     if rank.torch is None or rank.torch.outside_bytes is None:
         return _Sourced(None, "no probe saw it")
@@ -443,19 +454,19 @@ def _outside_by_probe(rank: _RankEvidence) -> _Sourced:
 
 
 def _held_before(assigned: AssignedGpu | None, torch: TorchPeaks) -> int:
-    """What the device, as cudaMemGetInfo has it, held before the trainer."""
+    """Return what the device held before the trainer started, as cudaMemGetInfo counts it."""
     baseline = None if assigned is None else assigned.gpu.baseline_bytes
     if assigned is None or baseline is None:
         return 0
     gpu, reserve = assigned.gpu, assigned.gpu.reserved_bytes
-    if reserve is None:  # an old driver: what NVML's total has more than CUDA's
+    if reserve is None:  # an old driver: the excess of NVML's total over CUDA's
         reserve = max((gpu.total_bytes or 0) - (torch.total_bytes or gpu.total_bytes or 0), 0)
     return max(baseline - reserve, 0)
 
 
 def _outside_torch(total: _Sourced, reserved: _Sourced, outside: _Sourced, torch: TorchPeaks | None) -> _Sourced:
-    """What the process held beside torch's allocator: its total less the reserved peak, where both are of the same
-    moment. They need not be once the allocator has given memory back; then what the probe saw at one look counts."""
+    """Return what the process held outside torch's allocator: its total less the reserved peak, if both are of the same
+    moment. They may not be once the allocator has released memory; then what the probe saw at one moment counts."""
     why = _why_not_subtracted(total, reserved, torch)
     if why is None and total.bytes is not None and reserved.bytes is not None:
         if total.bytes == reserved.bytes + (outside.bytes or 0) and outside.bytes is not None:

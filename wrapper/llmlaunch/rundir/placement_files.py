@@ -1,4 +1,4 @@
-"""The schemas of what orders the nodes of a job (docs/run-files.md, docs/placement.md)."""
+"""The schemas for the order of a job's nodes (docs/run-files.md, docs/placement.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`attempts/<attempt>/memory/<node>.jsonl` read back: what torch's allocator held at most, by rank and device.
+"""What torch's allocator held at most, by rank and device, read from `attempts/<attempt>/memory/<node>.jsonl`.
 
-The probes in the ranks' Pythons append to it (trainers/memory_probe.py, docs/memory-probe.md); what is damaged is left
-out and counted. Runs of llmlaunch before that have a file for each process, `<rank>.<pid>.json`; it is read as well.
+The probes in the ranks append to that file (trainers/memory_probe.py, docs/memory-probe.md). Damaged lines are left out
+and counted. Runs of earlier versions have one file per process, `<rank>.<pid>.json`; these are read as well.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 VERSION = 1
-_AFTER_PROCESS = b'"at": '  # what comes before it in a line is the same in every line of a process
+_AFTER_PROCESS = b'"at": '  # the part of a line before it is the same in every line of a process
 
 
 @dataclass(frozen=True)
 class TorchPeaks:
-    """One device of one rank over an attempt; None is what nobody saw. A rank may have had several processes: each
-    number is the largest of theirs, `pid` is of the one that reserved most, `ended` says that all of them did."""
+    """One device of one rank over an attempt. A value is None if it is unknown. A rank may have had several processes:
+    each number is the largest among them, `pid` is the process that reserved most, and `ended` means that all of them
+    ended."""
 
     rank: int
     device: int  # CUDA's index, in that process
@@ -37,28 +38,29 @@ class TorchPeaks:
     node: str | None
     local_rank: int | None
     pid: int | None
-    at: float | None  # unix seconds, of the last word
+    at: float | None  # unix seconds, of the last line
     ended: bool
     total_bytes: int | None
     allocated_peak_bytes: int | None
     active_peak_bytes: int | None
     reserved_peak_bytes: int | None
-    reserved_bytes: int | None  # at the last word
+    reserved_bytes: int | None  # in the last line
     alloc_retries: int | None
     ooms: int | None
-    device_used_bytes: int | None  # most of total - free: all processes
-    outside_bytes: int | None  # most of device used - reserved at one look: context, NCCL, workspaces, neighbours
+    device_used_bytes: int | None  # peak of total - free: all processes
+    outside_bytes: int | None  # peak of device used - reserved, read together: context, NCCL, workspaces, others
 
 
 class ProbeFile(NamedTuple):
-    """The devices of the processes of one file. `damaged` is how many accounts of it could not be read, or not all."""
+    """The devices of the processes in one file. `damaged` is the number of records that could not be read, or not
+    completely."""
 
     peaks: tuple[TorchPeaks, ...] = ()
     damaged: int = 0
 
 
 def read_probe_file(path: Path) -> ProbeFile | None:
-    """Return what a file holds; None where it went away meanwhile."""
+    """Return the content of a file, or None if the file has disappeared."""
     try:
         texts, damaged = ([read_bytes(path)], 0) if path.suffix == ".json" else _last_lines(path)
     except FileNotFoundError:
@@ -74,8 +76,8 @@ def read_probe_file(path: Path) -> ProbeFile | None:
 
 
 def _last_lines(path: Path) -> tuple[list[bytes], int]:
-    """Return the last whole line of each process, and how many lines are torn. Peaks only rise: a process's last line
-    says all that those before it say, so these are not parsed. Raises OSError."""
+    """Return the last complete line of each process, and the number of torn lines. Peaks only rise, so earlier lines of
+    a process add nothing and are not parsed. Raises OSError."""
     last: dict[bytes, bytes] = {}
     torn = 0
     with open_regular(path) as file:
@@ -90,7 +92,7 @@ def _last_lines(path: Path) -> tuple[list[bytes], int]:
 
 
 def largest_peaks(files: Iterable[ProbeFile]) -> tuple[TorchPeaks, ...]:
-    """Return the largest of everything that the files of an attempt say, by rank, then by device."""
+    """Return the largest values in all files of an attempt, ordered by rank, then by device."""
     largest: dict[tuple[int, str], TorchPeaks] = {}
     for peaks in (peaks for file in files for peaks in file.peaks):
         key = (peaks.rank, peaks.uuid or f"cuda:{peaks.device}")
@@ -99,7 +101,7 @@ def largest_peaks(files: Iterable[ProbeFile]) -> tuple[TorchPeaks, ...]:
 
 
 def fullest_devices(every: Iterable[TorchPeaks]) -> dict[int, TorchPeaks]:
-    """Return for each rank the device on which it reserved most: a stray tensor on another one is common."""
+    """Return for each rank the device on which it reserved most. A stray tensor on another device is common."""
     fullest: dict[int, TorchPeaks] = {}
     for peaks in every:
         if peaks.rank not in fullest or _reserved(peaks) > _reserved(fullest[peaks.rank]):
@@ -108,7 +110,7 @@ def fullest_devices(every: Iterable[TorchPeaks]) -> dict[int, TorchPeaks]:
 
 
 def _line(text: bytes) -> tuple[ProbeLine | None, bool]:
-    """Return a process's account of itself, and whether some of it could not be read."""
+    """Return the record of a process, and whether part of it could not be read."""
     try:
         record = object_of(text)
     except ValueError:

@@ -1,7 +1,8 @@
-"""What the nodes of an attempt wrote of their ranks: `ranks/<node>.jsonl`, one file a node (docs/run-directory.md).
+"""What the nodes of an attempt wrote about their ranks: `ranks/<node>.jsonl`, one file per node
+(docs/run-directory.md).
 
-A node appends a record when a rank starts and one when it ends; the last of a rank counts. Runs of llmlaunch
-before that have a file for each rank, `ranks/<rank>.json`, which was replaced; these are read as well.
+A node appends a record when a rank starts and another when it ends; the last record of a rank counts. Runs of earlier
+versions have one file per rank, `ranks/<rank>.json`, which was replaced each time; these are read as well.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ BY_LAUNCHER = "RANK"
 
 
 class RankFile(NamedTuple):
-    """The records of one file, each rank's in the order they were written. `lost` is the number of lines that could not
-    be read, `unnumbered` are records whose rank is no whole number."""
+    """The records in one file, those of each rank in the order they were written. `lost` is the number of lines that
+    could not be read. `unnumbered` are records whose rank is not a whole number."""
 
     records: tuple[RankRecord, ...] = ()
     lost: int = 0
@@ -38,12 +39,12 @@ class RankFile(NamedTuple):
 
 
 def rank_files(attempt_folder: Path) -> list[Path]:
-    """Return every file of rank records of an attempt, by name."""
+    """Return all files of rank records in an attempt, ordered by name."""
     return sorted((attempt_folder / file_names.RANKS).glob("[!.]*.json*"))
 
 
 def read_rank_file(path: Path) -> RankFile:
-    """Return what a file of rank records holds. Raises OSError, and ValueError for a file of one rank that is torn."""
+    """Return the content of a file of rank records. Raises OSError, and ValueError if a file for one rank is torn."""
     lines, lost = ([object_in(path)], 0) if path.suffix == ".json" else appended_records(path)
     records = [(sound(RankRecord, line), line) for line in lines]
     return RankFile(
@@ -56,8 +57,8 @@ def read_rank_file(path: Path) -> RankFile:
 def rank_records(
     attempt_folder: Path, problems: list[str] | None = None, unnumbered: list[str] | None = None
 ) -> list[RankRecord]:
-    """Return the last sound record of each rank, by rank. `problems` gets a sentence for each file that cannot be read
-    whole, `unnumbered` for each record whose rank is no whole number."""
+    """Return the last sound record of each rank, ordered by rank. `problems` gets a sentence for each file that cannot
+    be read completely, `unnumbered` one for each record whose rank is not a whole number."""
     records: list[RankRecord] = []
     paths = rank_files(attempt_folder)
     for path, file in zip(paths, _read_at_once(paths)):
@@ -79,7 +80,7 @@ def rank_records(
 
 
 def _read_at_once(paths: Sequence[Path]) -> list[RankFile | OSError | ValueError]:
-    """Read many files in threads, since each waits a millisecond for the server of a shared file system."""
+    """Read many files in threads, because each read waits a millisecond for the server of a shared file system."""
 
     def read(path: Path) -> RankFile | OSError | ValueError:
         try:
@@ -94,7 +95,7 @@ def _read_at_once(paths: Sequence[Path]) -> list[RankFile | OSError | ValueError
 
 
 def node_rank_records(attempt_folder: Path, node: str) -> list[RankRecord]:
-    """Return the last sound record of each rank of one node, by rank, of that node's file alone."""
+    """Return the last sound record of each rank of one node, ordered by rank. Only the file of that node is read."""
     try:
         file = read_rank_file(attempt_folder / file_names.RANKS / f"{node}.jsonl")
     except OSError:
@@ -103,8 +104,8 @@ def node_rank_records(attempt_folder: Path, node: str) -> list[RankRecord]:
 
 
 def latest_by_rank(records: Iterable[RankRecord]) -> list[RankRecord]:
-    """Return one record for each rank, by rank: of those of one node the last, of several nodes the one that its
-    launcher numbered, else the one that was started last."""
+    """Return one record per rank, ordered by rank. Among the records of one node it is the last. Among several nodes it
+    is the one whose rank was set by its launcher, or else the one started last."""
     latest: dict[int, RankRecord] = {}
     for record in records:
         known = latest.get(record["rank"])
@@ -118,7 +119,7 @@ def _precedence(record: RankRecord) -> tuple[bool, float]:
 
 
 def with_copies(records: Sequence[RankRecord], status: Status) -> list[RankRecord]:
-    """Return rank records together with those copies of status.json whose own record is missing, by rank."""
+    """Return the rank records, ordered by rank, with the copy in status.json for each record that is missing."""
     ranks = {record["rank"] for record in records}
     copies = (copy for copy in status.get("ranks", []) if copy["rank"] not in ranks)
     return sorted([*records, *copies], key=lambda record: record["rank"])

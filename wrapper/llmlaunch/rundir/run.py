@@ -1,4 +1,4 @@
-"""A run directory read back (docs/run-directory.md): its description, its submission and its attempts."""
+"""Reading a run directory (docs/run-directory.md): its description, its submission and its attempts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ SCHEMA = 1
 
 
 class RunDirectoryError(Exception):
-    """A folder that is no run directory, or one that this version cannot read; the message is for a person."""
+    """Raised for a folder that is not a run directory, or that this version cannot read. The message is for the
+    user."""
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run directory says so far. `run_id`, `submission` and `status` are None before they are written.
+    """The present content of a run directory. `run_id`, `submission` and `status` are None before they are written.
 
-    `attempts` are in the order they were started. `run` describes the planned layout, `fallbacks` those of other
-    layouts that an attempt ran, by their folder. `problems` names files that are there but cannot be read, which
-    happens to runs that ended in a crash or on a full disk; what else is there still counts. `refused` is what the
-    scheduler said when it did not take the job; None where it took one, or was not asked.
+    `attempts` are in the order in which they started. `run` describes the planned layout, and `fallbacks` the other
+    layouts that an attempt ran, by folder. `problems` names files that exist but cannot be read, as happens after a
+    crash or on a full disk; the other files still count. `refused` is the scheduler's message when it refused the job;
+    it is None if the scheduler accepted a job or was not asked.
     """
 
     directory: Path
@@ -54,15 +55,15 @@ class RunFiles:
     refused: str | None = None
 
     def run_of(self, name: str) -> RunFile | None:
-        """Return the run.json of the layout that an attempt ran: what it is to be compared with. None where that cannot
-        be read. An attempt that is not known ran the planned layout."""
+        """Return the run.json of the layout that an attempt ran, with which the attempt is compared, or None if it
+        cannot be read. An unknown attempt is taken to have run the planned layout."""
         layout = next((attempt.layout_named for attempt in self.attempts if attempt.name == name), "")
         return self.fallbacks.get(layout) if layout else self.run
 
 
 def read_run(directory: Path) -> RunFiles:
-    """Raises RunDirectoryError where `directory` is no run directory, or one of a newer llmlaunch, or where a rank
-    record belongs to no rank."""
+    """Return the content of a run directory. Raises RunDirectoryError if `directory` is not a run directory or belongs
+    to a newer llmlaunch, or if a rank record belongs to no rank."""
     if not directory.is_dir():
         raise RunDirectoryError(f"{directory}: is no folder; name a run directory, as `llmlaunch render -o` writes it")
     run = _description(directory)
@@ -103,13 +104,14 @@ def _description(directory: Path) -> RunFile:
 
 
 def _attempts(directory: Path, problems: list[str]) -> tuple[Attempt, ...]:
-    """Ordered by the first rank's start, or by the folder's last change where no rank has started."""
+    """Return the attempts, ordered by the start of the first rank, or by the folder's last change if no rank has
+    started."""
     folders = [path for path in (directory / file_names.ATTEMPTS).glob("*") if path.is_dir()]
     attempts = [Attempt(directory, path.name) for path in folders]
     started = {attempt.name: attempt.started_at or attempt.folder.stat().st_mtime for attempt in attempts}
     ordered = sorted(attempts, key=lambda attempt: (started[attempt.name], attempt.name))
     for attempt in ordered:
-        _ = attempt.verdict, attempt.layout  # read by now, so that `problems` is complete
+        _ = attempt.verdict, attempt.layout  # read here, so that `problems` is complete
         if attempt.unnumbered:
             raise RunDirectoryError(attempt.unnumbered[0])
         problems += attempt.problems
@@ -117,7 +119,8 @@ def _attempts(directory: Path, problems: list[str]) -> tuple[Attempt, ...]:
 
 
 def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[str]) -> dict[str, RunFile]:
-    """Descriptions of the other layouts that were run. A name that is none of ours is a problem, never a path."""
+    """Return the descriptions of the other layouts that were run. An unknown name is a problem and never used as a
+    path."""
     descriptions: dict[str, RunFile] = {}
     for layout in sorted({attempt.layout_named for attempt in attempts if attempt.layout_named}):
         if not is_fallback(layout) and not is_for_fewer_nodes(layout):
@@ -132,7 +135,7 @@ def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[st
 
 
 def begun_attempts(run_directory: Path) -> list[Attempt]:
-    """Return every attempt that wrote its attempt.json, the oldest first by what that says."""
+    """Return every attempt that wrote its attempt.json, ordered by the start time in it, oldest first."""
     folders = (run_directory / file_names.ATTEMPTS).glob("*")
     attempts = [Attempt(run_directory, path.name) for path in folders if is_attempt(path.name)]
     return sorted(
@@ -142,8 +145,8 @@ def begun_attempts(run_directory: Path) -> list[Attempt]:
 
 
 def next_layout(attempts: Sequence[Attempt]) -> str:
-    """Return the folder of the layout that the next attempt runs: that of the latest of `attempts` on all nodes, or the
-    one it would have gone on with had its allocation lasted. "" is the planned layout."""
+    """Return the folder of the layout that the next attempt runs: the layout of the latest of `attempts` on all nodes,
+    or the one with which it would have continued had its allocation lasted. The planned layout is ""."""
     on_all = [attempt for attempt in attempts if not is_for_fewer_nodes(attempt.layout)]
     if not on_all:
         return ""
@@ -154,8 +157,9 @@ def next_layout(attempts: Sequence[Attempt]) -> str:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """How far a run has come: its attempts and their layouts, oldest first, the step reached of all planned, and where
-    its time went; and what its plan was judged by: the verdict with its stated risk, and the memory of a device."""
+    """How far a run has come: its attempts and their layouts, oldest first, the step reached out of all planned steps,
+    and where its time went. It also has what its plan was judged by: the verdict with its stated risk, and the memory
+    of a device."""
 
     attempts: tuple[str, ...]
     layouts: tuple[str, ...]
@@ -168,14 +172,14 @@ class RunHistory:
 
     @property
     def chain(self) -> str:
-        """How many attempts, and the layouts where any was not the planned one: `3`, `2: planned > fallback/1`."""
+        """The number of attempts, with their layouts if any was not the planned one: `3`, `2: planned > fallback/1`."""
         changes = [layout for n, layout in enumerate(self.layouts) if n == 0 or layout != self.layouts[n - 1]]
         count = str(len(self.attempts)) if self.attempts else "-"
         return f"{count}: {' > '.join(layout or 'planned' for layout in changes)}" if any(changes) else count
 
 
 def run_history(run_directory: Path) -> RunHistory:
-    """Return how far a run has come; nothing is raised for what is missing or torn."""
+    """Return how far a run has come. Nothing is raised for files that are missing or torn."""
     folders = (run_directory / file_names.ATTEMPTS).glob("*")
     ordered = sorted((path.name for path in folders if is_attempt(path.name)), key=attempt_order)
     attempts = [Attempt(run_directory, name) for name in ordered]
@@ -196,5 +200,5 @@ def run_history(run_directory: Path) -> RunHistory:
 
 
 def attempt_order(attempt: str) -> tuple[int, ...]:
-    """Sorts attempts by when they began: job ids and restart counts only rise."""
+    """Return a sort key that orders attempts by their start: job ids and restart counts only rise."""
     return tuple(int(number) for number in re.findall(r"\d+", attempt))

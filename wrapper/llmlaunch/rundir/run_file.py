@@ -379,5 +379,5 @@ class RunFile(TypedDict, total=False):
 
 
 def read_run_file(run_directory: Path, layout: str = "") -> RunFile:
-    """Return the run.json of a layout; empty where it cannot be read."""
+    """Return the run.json of a layout, or an empty one if it cannot be read."""
     return sound(RunFile, read_object(run_directory / layout / file_names.RUN)) or RunFile()

@@ -1,8 +1,8 @@
 """Schemas of the files of a run directory. A schema is a TypedDict or a dataclass: its fields are the keys of a JSON
 object, each with its type and, in the string below it, its meaning.
 
-Writers make dicts of that type, which mypy checks; `sound` and `read_as` read them back; docs/run-files.md is made of
-the same fields (tests/support/run_files_page.py). Scalar types with a unit or a form of their own are defined here.
+Writers build dicts of that type, which mypy checks, and `sound` and `read_as` read them. docs/run-files.md is generated
+from the same fields (tests/support/run_files_page.py). Scalar types with a unit or a special form are defined here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 
 class Scalar(NamedTuple):
-    """A kind of number or text: how the documentation calls it, and its check, which returns None for anything else."""
+    """A kind of number or text: its name in the documentation, and its check, which returns None for any other
+    value."""
 
     words: str
     check: Check
@@ -35,7 +36,7 @@ def _host(value: object) -> object:
 
 
 def _finite(value: object) -> float | None:
-    """JSON numbers are read as finite ones or as None."""
+    """Return the number, or None for any other value. JSON numbers have already been read as finite or as None."""
     return value if type(value) in (int, float) else None  # type: ignore[return-value]
 
 
@@ -44,7 +45,7 @@ def _exact(kind: type) -> Check:
 
 
 Bytes = Annotated[int, Scalar("bytes", byte_count)]
-Volume = Annotated[float, Scalar("bytes", number)]  # computed, and so perhaps no whole number
+Volume = Annotated[float, Scalar("bytes", number)]  # computed, so it may not be a whole number
 Count = Annotated[int, Scalar("count", byte_count)]
 Step = Annotated[int, Scalar("step", byte_count)]
 Seconds = Annotated[float, Scalar("seconds", number)]
@@ -54,7 +55,7 @@ Host = Annotated[str, Scalar("name of a node", _host)]
 
 
 def _nothing() -> Any:
-    """Return what stands for a value of a type that has no empty one: the key is left out."""
+    """Return the marker for a type without an empty value: the key is left out."""
     return ...
 
 
@@ -69,8 +70,8 @@ _PLAIN: Mapping[str, tuple[Check, Callable[[], Any]]] = {
 
 
 def read_as(kind: type[T], path: Path) -> T:
-    """Return the JSON object in `path` as one of `kind`. Raises OSError where it cannot be opened, and ValueError where
-    it holds none."""
+    """Return the JSON object in `path` as a `kind`. Raises OSError if the file cannot be opened, and ValueError if it
+    does not hold such an object."""
     record = sound(kind, object_in(path))
     if record is None:
         raise ValueError("lacks a key that is required")
@@ -78,11 +79,11 @@ def read_as(kind: type[T], path: Path) -> T:
 
 
 def sound(kind: type[T], value: object) -> T | None:
-    """Return the keys of a JSON object that `kind` has; None where `value` is no object, or a required key has no value
-    of its type.
+    """Return the keys of a JSON object that `kind` has, or None if `value` is not an object or lacks a required key of
+    the right type.
 
-    Any other value of another type counts as null where null is allowed, else as false, as an empty text, list or
-    object; a number or name that has no such value is left out, as is an item of a list or object.
+    Any other value of the wrong type becomes null if null is allowed; otherwise it becomes false, or an empty text,
+    list or object. A number or name has no empty value and is left out, as is an item of a list or object.
     """
     if not isinstance(value, dict):
         return None
@@ -101,8 +102,8 @@ def sound(kind: type[T], value: object) -> T | None:
 
 
 def exact(kind: type, value: object) -> dict[str, Any]:
-    """Return the keys of a JSON object that `kind` has, for a file that is of no use unless all of it is right. Raises
-    TypeError where `value` is no object, or one of these keys has a value of another type."""
+    """Return the keys of a JSON object that `kind` has, for a file that is useless unless all of it is correct. Raises
+    TypeError if `value` is not an object, or if one of these keys has a value of another type."""
     record = sound(kind, value)
     if not isinstance(value, dict) or not isinstance(record, dict):
         raise TypeError("no object")
@@ -113,13 +114,13 @@ def exact(kind: type, value: object) -> dict[str, Any]:
 
 
 def sound_list(kind: type[T], values: object) -> list[T]:
-    """Return the objects of `kind` in a list; none where it is no list."""
+    """Return the objects of `kind` in a list; empty if `values` is not a list."""
     records = (sound(kind, value) for value in values) if isinstance(values, list) else ()
     return [record for record in records if record is not None]
 
 
 def annotations_of(kind: type) -> dict[str, str]:
-    """Return the type of each field of a schema as it is written."""
+    """Return the type of each field of a schema as it is written in the source."""
     return {
         name: hint if isinstance(hint, str) else hint.__forward_arg__ for name, hint in kind.__annotations__.items()
     }
@@ -128,7 +129,7 @@ def annotations_of(kind: type) -> dict[str, str]:
 class _Field(NamedTuple):
     name: str
     check: Check
-    substitute: Callable[[], Any] | None  # what makes the value that stands for one of another type; None for null
+    substitute: Callable[[], Any] | None  # makes the substitute for a value of another type; None for null
     required: bool
 
 
@@ -144,14 +145,15 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
 
 
 def _checked(hint: str, names: Mapping[str, Any]) -> tuple[Check, Callable[[], Any]]:
-    """Return the check of a type as it is written, and what makes the value that stands for one of another type."""
+    """Return the check of a type as written in the source, and the function that makes a substitute for a value of
+    another type."""
     alternatives = split_outside_brackets(hint, " | ")
     if len(alternatives) > 1:
         checks = [_checked(alternative, names)[0] for alternative in alternatives]
         return lambda value: next((item for check in checks if (item := check(value)) is not None), None), _nothing
     outer, _, arguments = hint.partition("[")
     inner = split_outside_brackets(arguments[:-1], ", ")
-    if inner[-1] == "Any":  # null is a value there, too
+    if inner[-1] == "Any":  # null is a valid value there
         return _exact(dict if outer == "dict" else list), dict if outer == "dict" else list
     if outer in ("list", "tuple"):
         return partial(_checked_list, _checked(inner[0], names)[0]), list
@@ -164,7 +166,7 @@ def _checked(hint: str, names: Mapping[str, Any]) -> tuple[Check, Callable[[], A
 
 
 def split_outside_brackets(hint: str, separator: str) -> list[str]:
-    """Return the parts of a type as it is written, without looking into brackets."""
+    """Return the parts of a type as written in the source, without splitting inside brackets."""
     parts: list[str] = []
     depth = 0
     for part in hint.split(separator):

@@ -1,4 +1,4 @@
-"""The schemas of the files that say how a run was submitted, and what SLURM said of it (docs/run-files.md)."""
+"""The schemas of the files about a run's submission and about SLURM's report of its end (docs/run-files.md)."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class JobEnd(TypedDict, total=False):
 
 
 def read_job_end(run_directory: Path) -> JobEnd:
-    """Return what SLURM said of the last job; empty where nobody noted it. The version before had a file of its own for
-    refusals."""
+    """Return what SLURM reported about the last job; empty if nobody recorded it. The previous version had a separate
+    file for refusals."""
     noted = sound(JobEnd, read_object(run_directory / file_names.ENDED))
     earlier = None if noted else read_object(run_directory / file_names.EARLIER_REFUSAL)
     if earlier is not None:

@@ -1,7 +1,7 @@
-"""The account of one attempt, in the shape of `attempts/<attempt>/summary.json` (docs/run-directory.md).
+"""The summary of one attempt, in the form of `attempts/<attempt>/summary.json` (docs/run-directory.md).
 
-Written by the job's last act, so that whoever reads the store next has all there is without opening every node's file.
-Null is what nobody saw; every number that is there has its source in `sources`, by its own name.
+The job writes it as its last act, so that readers need not open the files of every node. A value is null if nobody saw
+it; every number has its source in `sources`, under its own name.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class AttemptSummary:
     from its copy in `status.json`"""
 
     def as_json(self) -> dict[str, Any]:
-        """What nobody saw is left out of ranks and nodes: a job of a thousand ranks has one summary."""
+        """Return the content of summary.json. Null values of ranks and nodes are left out, because a job of a thousand
+        ranks has one summary."""
         whole = asdict(self)
         for part in ("ranks", "nodes"):
             whole[part] = [{k: v for k, v in entry.items() if v is not None} for entry in whole[part]]
@@ -146,7 +147,7 @@ class AttemptSummary:
 
     @property
     def ranks_of_files(self) -> set[str]:
-        """The ranks, as text, whose record is in one of `files`: a file for each rank, or one for each node."""
+        """The ranks, as text, whose record is in one of `files`, whether there is one file per rank or one per node."""
         folder = f"{file_names.ATTEMPTS}/{self.attempt}/{file_names.RANKS}/"
         names = (name[len(folder) :] for name in self.files if name.startswith(folder))
         of_nodes = {str(rank.rank) for rank in self.ranks if rank.started_at is not None}
@@ -154,7 +155,8 @@ class AttemptSummary:
 
 
 def summary_of_json(value: Any) -> AttemptSummary | None:
-    """The summary in a JSON value; None where it is none, of another schema, or has a value of another type."""
+    """Return the summary in a JSON value, or None if it is not a summary, has another schema, or has a value of another
+    type."""
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         return None
     try:
@@ -168,7 +170,7 @@ def summary_of_json(value: Any) -> AttemptSummary | None:
 
 
 def whole_summary(run_directory: Path, attempt: str) -> AttemptSummary | None:
-    """Return the summary that the job wrote; None where it did not, or where there is more to know by now."""
+    """Return the summary that the job wrote, or None if it wrote none or if more is known by now."""
     record = read_object(file_names.attempt_folder(run_directory, attempt) / file_names.SUMMARY)
     written = None if record is None else summary_of_json(record)
     if written is None or written.attempt != attempt or not still_whole(written, run_directory):
@@ -177,8 +179,8 @@ def whole_summary(run_directory: Path, attempt: str) -> AttemptSummary | None:
 
 
 def still_whole(summary: AttemptSummary, run_directory: Path) -> bool:
-    """Return whether every file that says what the attempt used is as long as it was, and none was added. A monitor's
-    file holds all attempts of its node: what was appended of others is nothing new."""
+    """Return whether every file with evidence about the attempt still has its size, and no file was added. A monitor's
+    file holds all attempts of its node, so lines of other attempts do not matter."""
     now = dict(counted_files(run_directory, summary.attempt))
     if now.keys() != summary.files.keys():
         return False
@@ -187,7 +189,7 @@ def still_whole(summary: AttemptSummary, run_directory: Path) -> bool:
 
 
 def _is_of_others(path: Path, length: int, attempt: str) -> bool:
-    """Whether what a monitor's file has gained beyond `length` never names `attempt`."""
+    """Whether the part of a monitor's file beyond `length` never names `attempt`."""
     if path.parent.name != file_names.PEAKS:
         return False
     try:
@@ -200,9 +202,10 @@ def _is_of_others(path: Path, length: int, attempt: str) -> bool:
 
 
 def counted_files(run_directory: Path, attempt: str) -> Iterator[tuple[str, int]]:
-    """Path in the run directory and size of every file that says what an attempt used and may still change."""
+    """Yield the path in the run directory and the size of every file with evidence about the attempt that may still
+    change."""
     own = f"{file_names.ATTEMPTS}/{attempt}"
-    with contextlib.suppress(OSError):  # no step was ever seen
+    with contextlib.suppress(OSError):  # no step was seen
         progress = f"{own}/{file_names.PROGRESS}"
         yield progress, (run_directory / progress).stat().st_size
     folders = (
@@ -216,8 +219,8 @@ def counted_files(run_directory: Path, attempt: str) -> Iterator[tuple[str, int]
 
 
 def file_states(folder: Path, suffix: str | tuple[str, ...]) -> dict[str, os.stat_result]:
-    """Return the state of each file by name: one listing and one question for each, since run directories lie on
-    network file systems."""
+    """Return the state of each file, by name. It takes one listing and one stat call per file, because run directories
+    are on network file systems."""
     states = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

@@ -1,8 +1,8 @@
-"""A measurement record as text: read it strictly, keep it as it was written, compare by content.
+"""A measurement record as text: it is read strictly, kept as it was written, and compared by content.
 
-The store keeps each record's own line, so an export is the same JSON to the last digit and key. Two texts are equal
-when they parse to the same values and types: the order of keys, white space and the spelling of a number (1e3,
-1000.0) do not count, 12 and 12.0 differ.
+The store keeps the line of each record, so an export is the same JSON to the last digit and key. Two texts are equal if
+they parse to the same values and types: the order of keys, white space and the spelling of a number (1e3, 1000.0) do
+not matter, but 12 and 12.0 differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OWN = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 @dataclass(frozen=True)
 class RecordLine:
-    """One record of a file: its line number, its text, and its content."""
+    """One record of a file: its line number, its text and its content."""
 
     number: int
     content: str
@@ -36,13 +36,13 @@ class RecordLine:
 
 
 def dump(record: Mapping[str, Any]) -> str:
-    """Return a record of our own as one line."""
+    """Return one of our own records as one line."""
     return _OWN.encode(record)
 
 
 def dump_all(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return records of our own, each with an id of its own, as one line each. Those of one run share most of their
-    values, the very same objects, which are encoded once."""
+    """Return our own records, each with an id of its own, as one line each. Records of one run share most of their
+    values, as the same objects, and these are encoded once."""
     texts = []
     before: Mapping[str, Any] = {}
     shared: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def same_content(content: str, other: str) -> bool:
 
 
 def columns(record: Mapping[str, Any]) -> dict[str, str | int | float | None]:
-    """Return the values the store can search by, None if the record has no plain value of one."""
+    """Return the values by which the store can search; None if the record has no plain value for one."""
     row: dict[str, str | int | float | None] = {
         key: _text(record.get(key)) for key in ("family", "backend", "gpu", "peak_kind", "run_id", "attempt")
     }
@@ -76,7 +76,7 @@ def columns(record: Mapping[str, Any]) -> dict[str, str | int | float | None]:
 
 
 class BadRecord(Exception):
-    """A line is no measurement record; the message is the reason, without the place."""
+    """Raised for a line that is not a measurement record. The message is the reason, without the place."""
 
 
 def record_line(number: int, raw: bytes) -> RecordLine:
@@ -115,7 +115,8 @@ def _canonical(content: str) -> str:
 
 
 def _text(value: object) -> str | None:
-    """A string that every database can hold (no NUL, no half of a surrogate pair), else None."""
+    """Return a string that every database can hold (no NUL, no half of a surrogate pair), or None for any other
+    value."""
     if not isinstance(value, str) or "\0" in value:
         return None
     if value.isascii():
@@ -133,7 +134,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class BadLine:
-    """RecordLine `number` of a file, and what is wrong with it."""
+    """The RecordLine `number` of a file, and what is wrong with it."""
 
     number: int
     why: str
@@ -148,11 +149,11 @@ class RecordFile:
 
 
 def read_records(path: Path, skip_bad: bool = False) -> RecordFile:
-    """Return every record of the file; empty lines are skipped.
+    """Return every record in the file. Empty lines are skipped.
 
-    Raises UserError if it cannot be read; and, unless `skip_bad`, naming the first bad line: not UTF-8, not strict JSON
-    (`documents.json_strict`), not an object, no usable `id`, a peak that is no byte count, two different records with
-    one id.
+    Raises UserError if the file cannot be read. Unless `skip_bad`, it also raises UserError for the first bad line: not
+    UTF-8, not strict JSON (`documents.json_strict`), not an object, no usable `id`, a peak that is not a byte count, or
+    two different records with one id.
     """
     try:
         data = read_bytes(path, _MOST_BYTES, follow=True).removeprefix(_BOM)

@@ -1,5 +1,5 @@
-"""What a run directory says became of each attempt: its state, whether it is over, what ended it, and
-the nodes at fault."""
+"""The outcome of each attempt in a run directory: its state, whether it is over, what ended it, and the nodes at
+fault."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ GOES_ON = {
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """One attempt. `over` is false where it may still be running: its peaks may still rise. `next` is what its verdict
-    says comes after it: "end", or how the job goes on."""
+    """The outcome of one attempt. `over` is false if it may still be running and its peaks may still rise. `next` is
+    what follows according to its verdict: "end", or how the job continues."""
 
     name: str
     ranks: tuple[RankRecord, ...]
@@ -54,7 +54,7 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class LauncherWord:
-    """A launcher's word that the job is over, when it was (unix seconds), and its reason."""
+    """A launcher's report that the job is over, with the time (unix seconds) and the reason."""
 
     state: str
     said_at: float
@@ -62,8 +62,8 @@ class LauncherWord:
 
 
 def attempt_outcomes(files: RunFiles, word: LauncherWord | None) -> list[AttemptOutcome]:
-    """Return all attempts, oldest first. Where a launcher knows that the job is over, so is the newest attempt, unless
-    it began later: a killed job writes no status.json."""
+    """Return the outcomes of all attempts, oldest first. If a launcher reports that the job is over, so is the newest
+    attempt, unless it began later, because a killed job writes no status.json."""
     outcomes = []
     for number, attempt in enumerate(files.attempts, start=1):
         status = _verdict(files, attempt.name, attempt.verdict)
@@ -83,18 +83,19 @@ def attempt_outcomes(files: RunFiles, word: LauncherWord | None) -> list[Attempt
 
 
 def _verdict(files: RunFiles, name: str, own: Status | None) -> Status | None:
-    """The attempt's own status.json, else the run's where that is of this attempt."""
+    """Return the attempt's own status.json, or else the run's if it describes this attempt."""
     return own if own is not None or (files.status or Status()).get("attempt") != name else files.status
 
 
 def _without_folder(files: RunFiles) -> str | None:
-    """The attempt that the run's status.json names, where that left no folder."""
+    """Return the attempt that the run's status.json names, if that attempt left no folder."""
     newest = (files.status or Status()).get("attempt")
     return newest if newest not in {"", *(attempt.name for attempt in files.attempts)} else None
 
 
 def run_state(outcomes: list[AttemptOutcome], submission: SubmissionFile | None, word: LauncherWord | None) -> str:
-    """The state of the run: its newest attempt's, unless the job goes on after it or was submitted again since."""
+    """Return the state of the run: that of its newest attempt, unless the job continues after it or was submitted again
+    since."""
     if not outcomes:
         return word.state if word else "submitted"
     newest = outcomes[-1]
@@ -107,7 +108,7 @@ def run_state(outcomes: list[AttemptOutcome], submission: SubmissionFile | None,
 
 
 def launched_by(files: RunFiles, outcomes: list[AttemptOutcome]) -> tuple[str | None, str | None, str | None]:
-    """Launcher, job id and cluster: from submission.json, else from the attempt's name (a bare `sbatch`)."""
+    """Return launcher, job id and cluster, from submission.json or else from the attempt's name (a bare `sbatch`)."""
     if files.submission is not None:
         submission = files.submission
         return submission.get("launcher"), submission.get("job_id"), submission.get("cluster")
@@ -139,7 +140,8 @@ def _guessed(ranks: tuple[RankRecord, ...], done: Sequence[str], run: Record) ->
 
 @dataclass(frozen=True)
 class AttemptCauses:
-    """`first` is what ended the attempt, None where nothing did; `nodes` what ended the trainers of each node."""
+    """The causes in one attempt. `first` is what ended it, or None if nothing did; `nodes` is what ended the trainers
+    of each node."""
 
     attempt: str
     first: Record | None
@@ -147,8 +149,8 @@ class AttemptCauses:
 
 
 def attempt_causes(directory: Path, attempt: AttemptOutcome, reason: str) -> AttemptCauses:
-    """The verdict's own cause, else what the files and `reason`, the scheduler's word on the job, say. Nothing ended an
-    attempt that did not fail, but its preflight may have found nodes unfit."""
+    """Return the cause in the verdict, or else what the files and `reason`, the scheduler's report on the job, show. An
+    attempt that did not fail has no cause, but its preflight may have found unfit nodes."""
     files = Attempt(directory, attempt.name)
     if attempt.state in ("succeeded", "stopped", "running"):
         return AttemptCauses(attempt.name, None, tuple(_found_by_preflight(files)))
@@ -156,12 +158,13 @@ def attempt_causes(directory: Path, attempt: AttemptOutcome, reason: str) -> Att
     try:
         first = own or cause_of(files, attempt.ranks, attempt.exit_code or 1, reason)
         return AttemptCauses(attempt.name, first, tuple(causes_of_nodes(files, attempt.ranks)))
-    except Exception:  # a file that nobody foresaw; the run itself is shown and stored all the same
+    except Exception:  # an unexpected file; the run itself is shown and stored anyway
         return AttemptCauses(attempt.name, own, ())
 
 
 def failures_of(directory: Path, run_id: str, cluster: str | None, causes: Sequence[AttemptCauses]) -> list[Failure]:
-    """Every node with a sign against it, once an attempt. The cluster is the attempt's word, else the submission's."""
+    """Return every node with a sign against it, once per attempt. The cluster is the attempt's, or else the
+    submission's."""
     failures = []
     for of_attempt in causes:
         attempt = Attempt(directory, of_attempt.attempt)

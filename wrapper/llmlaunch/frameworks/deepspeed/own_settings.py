@@ -1,5 +1,5 @@
-"""`backend.ds_config`: keys of ds_config.json that a person writes beside those the recipe decides, and in place of
-those llmlaunch chooses, such as the sizes of buckets."""
+"""`backend.ds_config`: keys of ds_config.json that the user sets in addition to those that the recipe decides, and in
+place of those that llmlaunch chooses, such as bucket sizes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ OWN_REASON = Reason(("backend.ds_config",), "as the recipe has it")
 
 
 def own_number(recipe: Recipe, key: str, automatic: int) -> int | None:
-    """Return a number of `backend.ds_config`, `automatic` where it is "auto", and None where it is not written.
+    """Return a number in `backend.ds_config`, `automatic` if it is "auto", or None if it is absent.
 
-    Raises UserError for what is no whole number of at least 0.
+    Raises UserError if it is not a whole number of at least 0.
     """
     value = value_at(recipe.backend.ds_config, key)
     if value is None or (value == AUTO and isinstance(value, str)):
@@ -29,5 +29,5 @@ def own_number(recipe: Recipe, key: str, automatic: int) -> int | None:
 
 
 def set_keys(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield every key of a configuration that holds no section, dotted, with its value."""
+    """Yield each dotted key of a configuration that is not a section, with its value."""
     return ((key, value) for key, value in leaves(settings) if value != {})

@@ -1,4 +1,4 @@
-"""Megatron-LM as a backend: facts of its memory, the techniques a search tries, what is legal."""
+"""Megatron-LM as a backend: the facts about its memory, the techniques that a search tries, and the legal layouts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MOST_TENSOR = 64
 
 
 class MegatronLM:
-    """`pretrain_gpt.py` of a Megatron-LM checkout, or a script of a person's own that takes its arguments, those of the
+    """`pretrain_gpt.py` of a Megatron-LM checkout, or a script of the user's own that takes the same arguments, in the
     recipe's version of core."""
 
     name = "megatron-lm"
 
     def rules(self, recipe: Recipe) -> tuple[Rule, ...]:
-        """Raises UserError for a model or a technique Megatron-LM has no flag for, or a number format the device has
-        none for."""
+        """Return the rules for the recipe's layouts. Raises UserError if Megatron-LM has no flag for the model or a
+        technique, or if the device lacks a number format."""
         refuse_unmet(recipe, requirements_for(recipe), to_render=False)
         return rules_for(recipe)
 
@@ -33,7 +33,8 @@ class MegatronLM:
         return unrendered(recipe, requirements_for(recipe))
 
     def space(self, recipe: Recipe) -> Space:
-        """Tensor parallelism stays inside the NVLink domain: across it, every layer would wait for the fabric."""
+        """Return the search space. Tensor parallelism stays within the NVLink domain: beyond it, every layer would wait
+        for the fabric."""
         widest = min(recipe.cluster.nvlink_domain_devices, MOST_TENSOR)
         tensor = tuple(size for size in range(1, widest + 1) if recipe.world_size % size == 0)
         sharded = asks_for_sharding(recipe)
@@ -58,7 +59,7 @@ class MegatronLM:
         return sharding_facts(recipe, options)
 
     def classed_arguments(self, recipe: Recipe, layout: Layout) -> ClassedArguments:
-        """Raises UserError where one contradicts the plan."""
+        """Return the user's own arguments with their classes. Raises UserError if one contradicts the plan."""
         if not recipe.backend.has_own_arguments:
             return NO_ARGUMENTS
         from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments
@@ -69,8 +70,8 @@ class MegatronLM:
         return ()
 
     def always_renders(self, recipe: Recipe) -> bool:
-        """What `render` refuses is an argument or a variable that a person adds, the source of another trainer's data,
-        or what another version of core lacks."""
+        """Whether `render` cannot refuse the recipe. It may refuse arguments and variables that the user adds, a data
+        source of another trainer, and features that another version of core lacks."""
         added = recipe.backend.has_own_arguments or recipe.environment or recipe.data.python_source
         return not added and rendered_version(recipe) == NEWEST
 

@@ -1,4 +1,4 @@
-"""What Megatron-LM refuses beside the exchange of experts' tokens that hides behind other work."""
+"""What Megatron-LM refuses together with an expert token exchange that overlaps with other work."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ EXCHANGE_REQUIREMENTS: tuple[Requirement, ...] = (
 
 
 def interleaved(s: Situation) -> BoolColumn:
-    """One stage, or stages of several chunks each."""
+    """Whether the pipeline has one stage only, or several chunks per stage."""
     column: BoolColumn = (s.layouts.pipeline == 1) | (s.layouts.virtual_pipeline > 1)
     return column
 

@@ -22,8 +22,8 @@ from llmlaunch.memory.constants import constant
 from llmlaunch.workload import ELEMENT_BYTES, OptimizerFormats
 
 AMPERE, HOPPER = 8.0, 9.0
-# Forward and backward multiplications of a layer that `--tp-comm-overlap` overlaps, each with a buffer of its own and
-# three streams' workspaces together (transformer_engine/pytorch/module/base.py initialize_ub, 2.20).
+# Forward and backward multiplications of a layer that `--tp-comm-overlap` overlaps, each with a buffer of its own, and
+# the workspaces of three streams together (transformer_engine/pytorch/module/base.py initialize_ub, 2.20).
 USER_BUFFERS = 10
 BLACKWELL = 10.0
 
@@ -45,12 +45,12 @@ FUSED_LOSSES = ("native", "te")
 # (token_dispatcher.py MoEAlltoAllTokenDispatcher.dispatch_preprocess).
 ROUTER_BYTES = 4.0 + 8.0
 ROUTER_LAST_BYTES = 4.0 + 1.0
-# From so many on, Megatron itself warns that scores in less than fp32 are unstable (transformer_config.py, core 0.19):
-# then we write `--moe-router-dtype fp32`.
+# From this number of experts on, Megatron warns that scores in less than fp32 are unstable (transformer_config.py, core
+# 0.19), and `--moe-router-dtype fp32` is rendered.
 FP32_ROUTER_EXPERTS = 32
 WITHOUT_QUERY_NORM = ("0.16",)  # mla_qk_norm_config.py came later
 STATE_BYTES = {**ELEMENT_BYTES, "fp8": 1.0}
-# A checkpoint holds master and moments in fp32, whatever they are kept in (fused_adam.py state_dict).
+# A checkpoint holds master and moments in fp32, whatever their format in memory (fused_adam.py state_dict).
 WIDE_STATES = 12.0
 EAGER_LOSS_BYTES = {**LOSS_BYTES, "native": 4.0}
 WIDE_LOGIT_BYTES = 4.0
@@ -63,15 +63,15 @@ GROUPS = ("world", *DEFAULT_GROUPS, "expert_data", "tied_embeddings")
 MXFP8_SCALE_BYTES = 2.0 / 32.0  # a byte for every 32 elements, in both orientations
 
 
-# What orthogonalizes a matrix puts out fp32, and that times one and another scale
+# Orthogonalizing a matrix yields fp32, and that result multiplied by one scale and by another
 # (megatron/core/optimizer/emerging_optimizers.py TensorParallelMuon, core 0.19; traced).
 MATRIX_STEP_BYTES = 12.0
 
 
 @dataclass(frozen=True)
 class MegatronOptions:
-    """What of a run's arguments decides its bytes, beside model and layout. Defaults are those of core 0.19 with
-    Transformer Engine; `compute_capability` None counts as Hopper or newer."""
+    """The arguments of a run that decide its bytes, in addition to model and layout. Defaults are those of core 0.19
+    with Transformer Engine. If `compute_capability` is None, Hopper or newer is assumed."""
 
     precision: str = "bf16"
     gradient_dtype: str | None = None  # None: fp32 with bf16 (--accumulate-allreduce-grads-in-fp32), else the precision
@@ -97,7 +97,7 @@ class MegatronOptions:
     tp_comm_overlap: bool = False
     compute_capability: float | None = None
     expandable_segments: bool = True  # as llmlaunch renders it
-    async_save: bool = False  # a second process with a context on the device, beside each trainer
+    async_save: bool = False  # a second process for each trainer, with a context on the device
     attention_masks: bool = False  # made by the loader (without --no-create-attention-mask-in-dataloader)
     masks_by_sample: bool = False  # each for its own sample (--reset-attention-mask and the like), not once
     loader_workers: int = 2
@@ -108,17 +108,19 @@ class MegatronOptions:
 
 
 def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
-    """Megatron core with its DDP, or its distributed optimizer where the layout has ZeRO stage 1.
+    """Return the facts of Megatron core with its DDP, or with its distributed optimizer if the layout has ZeRO stage 1.
 
-    The gradient buffer accumulates in fp32 with --bf16 unless --grad-reduce-in-bf16 (megatron/training/arguments.py,
-    core 0.19); Adam keeps an fp32 master and two fp32 moments (megatron/core/optimizer/optimizer.py). Gradients
-    narrower than fp32 are copied to fp32 in the step: shards (distrib_optimizer.py, `_copy_model_grads_to_main_grads`),
-    or all of them where the optimizer is not distributed (optimizer.py, the same; traced).
-    Where a share of the optimizer is on the host, its class is first made over the whole parameters and clones what
-    stays in fp32, before the distributed optimizer makes it anew over the shards (cpu_offloading/hybrid_optimizer.py,
-    core 0.19; traced). The first one is part of a reference cycle, which Python collects before a step is full:
-    NVIDIA's peaks fall evenly with the share, 47.2, 43.4, 39.6, 35.6 and 32.0 GB at 0, 25, 50, 75 and 100 % (Qwen3 30B
-    on H100, optimizer offload card of Megatron-Bridge's skills, 2026-08).
+    With --bf16, the gradient buffer accumulates in fp32 unless --grad-reduce-in-bf16 is set
+    (megatron/training/arguments.py, core 0.19). Adam keeps an fp32 master and two fp32 moments
+    (megatron/core/optimizer/optimizer.py). Gradients narrower than fp32 are copied to fp32 in the step: shards
+    (distrib_optimizer.py, `_copy_model_grads_to_main_grads`), or all of them if the optimizer is not distributed (the
+    same function in optimizer.py; traced).
+
+    If a share of the optimizer is on the host, its class is first created over the whole parameters and clones what
+    stays in fp32, before the distributed optimizer creates it again over the shards
+    (cpu_offloading/hybrid_optimizer.py, core 0.19; traced). The first one is part of a reference cycle, which Python
+    collects before a step reaches its peak: NVIDIA's peaks fall linearly with the share, 47.2, 43.4, 39.6, 35.6 and
+    32.0 GB at 0, 25, 50, 75 and 100 % (Qwen3 30B on H100, optimizer offload card of Megatron-Bridge's skills, 2026-08).
     """
     states = _states(options)
     checkpointed = states.optimizer_bytes if options.optimizer is None else WIDE_STATES
@@ -147,9 +149,9 @@ def megatron_facts(options: MegatronOptions = MegatronOptions()) -> MemoryFacts:
 
 
 def _states(options: MegatronOptions) -> StateFacts:
-    """Return parameters, gradients and optimizer states. Muon keeps an fp32 momentum alone for matrices that are not
-    embedding or head, Adam's two moments for the rest (megatron/core/optimizer/muon.py, layer_wise_optimizer.py, core
-    0.19)."""
+    """Return the facts of parameters, gradients and optimizer states. Muon keeps only an fp32 momentum for matrices
+    other than embedding and head, and Adam's two moments for all other parameters (megatron/core/optimizer/muon.py,
+    layer_wise_optimizer.py, core 0.19)."""
     gradients = options.gradient_dtype or ("fp32" if options.precision == "bf16" else options.precision)
     return StateFacts(
         parameter_bytes=ELEMENT_BYTES[options.precision],
@@ -174,11 +176,11 @@ def _step(options: MegatronOptions, gradients: float) -> StepFacts:
 
 
 def _layer(options: MegatronOptions) -> LayerFacts:
-    """Return what norms, MLP and linears keep.
+    """Return what norms, MLP and linear layers keep.
 
-    RMSNorm of the eager layers keeps its input in fp32, and what it normalized; silu(gate) is kept
+    RMSNorm of the eager layers keeps its input in fp32 as well as the normalized values, and silu(gate) is kept
     (megatron/model/rms_norm.py, transformer.py ParallelMLP, core_v0.4.0). Gate and up of a clamped SwiGLU are clamped
-    outside the fused kernel, and put together again (megatron/core/fusions/fused_bias_geglu.py
+    outside the fused kernel and concatenated again (megatron/core/fusions/fused_bias_geglu.py
     weighted_bias_quick_geglu_impl, core 0.19; traced).
     """
     width = ELEMENT_BYTES[options.precision]
@@ -197,10 +199,10 @@ def _layer(options: MegatronOptions) -> LayerFacts:
 def _attention(options: MegatronOptions) -> AttentionFacts:
     """Return what attention keeps.
 
-    Neither flash nor fused attention takes fp32 or runs before Ampere (transformer_engine/pytorch/attention/
-    dot_product_attention/utils.py get_attention_backend, 2.20): the softmax of the scores is saved, and its backward
-    pass holds four more at once. The eager layers repeat keys and values for every query head
-    (megatron/model/transformer.py ParallelAttention, core_v0.4.0).
+    Neither flash nor fused attention supports fp32 or GPUs before Ampere
+    (transformer_engine/pytorch/attention/dot_product_attention/utils.py get_attention_backend, 2.20). The softmax of
+    the scores is then saved, and its backward pass holds four more tensors of that size at once. The eager layers
+    repeat keys and values for every query head (megatron/model/transformer.py ParallelAttention, core_v0.4.0).
     """
     before_ampere = options.compute_capability is not None and options.compute_capability < AMPERE
     unfused = options.precision == "fp32" or before_ampere or options.unfused_attention
@@ -239,7 +241,7 @@ def _exchange(options: MegatronOptions) -> ExchangeFacts:
 
 
 def _allocator(options: MegatronOptions) -> AllocatorFacts:
-    """Return workspaces, allocator cache and context: what no tensor of the model accounts for."""
+    """Return workspaces, allocator cache and context: the memory that no tensor of the model accounts for."""
     engine = _engine_workspace(options)
     segments = "expandable" if options.expandable_segments else "whole"
     return AllocatorFacts(
@@ -253,7 +255,7 @@ def _allocator(options: MegatronOptions) -> AllocatorFacts:
 
 
 def _loss_bytes(options: MegatronOptions) -> float:
-    """Return the bytes per logit that the loss makes beside the logits."""
+    """Return the bytes per logit that the loss needs in addition to the logits."""
     if options.loss == "te" and options.te_loss_keeps_logits:
         return ELEMENT_BYTES[options.precision]
     beside = (LOSS_BYTES if options.compiled else EAGER_LOSS_BYTES)[options.loss]
@@ -264,17 +266,20 @@ def _loss_bytes(options: MegatronOptions) -> float:
 
 
 def _stream_copy(options: MegatronOptions) -> float:
-    """Return the bytes of an element of several residual streams that are copied to fp32 to be mixed; kernels for
-    Blackwell read them as they are (core/fusions/fused_mhc_kernels.py, Megatron-LM d48bd6be)."""
+    """Return the bytes per element of several residual streams that are copied to fp32 for mixing. Kernels for
+    Blackwell read them without a copy (core/fusions/fused_mhc_kernels.py, Megatron-LM d48bd6be)."""
     fused = options.compute_capability is not None and options.compute_capability >= BLACKWELL
     return 0.0 if fused else 4.0
 
 
 def optimizer_bytes(options: MegatronOptions) -> float:
-    """Master parameter and moments, bytes a parameter. The precision-aware optimizer keeps an fp32 master beside a bf16
-    parameter as its 16 low bits, as long as Transformer Engine's Adam holds the master itself: not where fp8 recipes
-    other than delayed leave it to Megatron (optimizer_config.py `use_precision_aware_optimizer_no_fp8_or_ds_fp8`, core
-    0.19; transformer_engine/pytorch/optimizers/fused_adam.py store_param_remainders, 2.20)."""
+    """Return the bytes of master parameter and moments per parameter.
+
+    The precision-aware optimizer stores the fp32 master of a bf16 parameter as its 16 low bits, as long as Transformer
+    Engine's Adam holds the master itself. It does not if fp8 recipes other than delayed leave the master to Megatron
+    (optimizer_config.py `use_precision_aware_optimizer_no_fp8_or_ds_fp8`, core 0.19;
+    transformer_engine/pytorch/optimizers/fused_adam.py store_param_remainders, 2.20).
+    """
     if options.optimizer_bytes is not None:
         return options.optimizer_bytes
     master = 0.0 if options.precision == "fp32" else 4.0
@@ -287,7 +292,7 @@ def optimizer_bytes(options: MegatronOptions) -> float:
 
 
 def _held_by_adam(options: MegatronOptions) -> bool:
-    """Transformer Engine's Adam holds the master parameters and reads gradients in whatever format they have."""
+    """Return whether Transformer Engine's Adam holds the master parameters. It then reads gradients in any format."""
     formats = options.optimizer
     return formats is not None and (formats.main_parameters != "fp32" or options.fp8_recipe in (None, "delayed"))
 
@@ -297,8 +302,9 @@ def _gradient_copy(options: MegatronOptions, gradients: float) -> float:
 
 
 def _widened(formats: OptimizerFormats | None) -> float:
-    """Adam computes in fp32: what is kept in fewer bits is copied for the step, all of it at once. Two moments in bf16
-    are widened inside its kernel (fused_adam.py step, fuse_unscale, 2.20)."""
+    """Return the bytes per parameter of the fp32 copies for the step. Adam computes in fp32, so anything kept in fewer
+    bits is copied, all of it at once. Two moments in bf16 are widened inside its kernel (fused_adam.py step,
+    fuse_unscale, 2.20)."""
     if formats is None:
         return 0.0
     moments = (formats.first_moment, formats.second_moment)
@@ -307,14 +313,19 @@ def _widened(formats: OptimizerFormats | None) -> float:
 
 
 def _host(width: float, optimizer: float, options: MegatronOptions) -> HostFacts:
-    """Offloaded states: pinned fp32 parameters and gradients, unpinned moments, one tensor for each parameter
+    """Return what a rank keeps in host memory.
+
+    Offloaded states are pinned fp32 parameters and gradients and unpinned moments, one tensor per parameter
     (megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, core 0.19). Offloaded activations go to a pinned pool
-    (pipeline_parallel/fine_grained_activation_offload.py). A torch_dist checkpoint copies all that a rank writes to the
-    host before it writes, asynchronous or not: its share over data parallelism of parameters and states
-    (dist_checkpointing/strategies/filesystem_async.py preload_tensors). Each worker of the loader has 2 batches ready,
-    and one is on its way. Samples bring no attention mask where --no-create-attention-mask-in-dataloader is rendered;
-    else each worker makes one and keeps it, unless masks depend on the sample (core/datasets/gpt_dataset.py
-    GPTDataset.__getitem__, core 0.19).
+    (pipeline_parallel/fine_grained_activation_offload.py).
+
+    Before a torch_dist checkpoint is written, asynchronously or not, everything that a rank writes is copied to the
+    host: its share of parameters and states over data parallelism (dist_checkpointing/strategies/filesystem_async.py
+    preload_tensors).
+
+    Each worker of the loader has 2 batches ready and one in progress. Samples have no attention mask if
+    --no-create-attention-mask-in-dataloader is rendered. Otherwise each worker makes one and keeps it, unless masks
+    depend on the sample (core/datasets/gpt_dataset.py GPTDataset.__getitem__, core 0.19).
     """
     return HostFacts(
         process_bytes=constant("process_host_bytes") * (2.0 if options.async_save else 1.0),  # that which writes, too
@@ -338,12 +349,17 @@ def _engine_workspace(options: MegatronOptions) -> float:
 
 
 def _quantized(options: MegatronOptions) -> Quantized | None:
-    """Transformer Engine saves a linear's input in the narrow format, in the one orientation the weight gradient needs,
-    and keeps narrow weights for all micro-batches of a step. Before Blackwell, 8-bit matrix products want the second
-    operand transposed, so weights are kept twice; block-scaled formats always are, because scales run along one
-    dimension (transformer_engine/pytorch/tensor/*_tensor.py and module/linear.py, 2.20). What is cast is read in 16
-    bits and written in each orientation that is kept; a scale of the whole tensor as it is now (tensorwise) takes one
-    read more, four bits two: for that scale, and for the transposed copy, which goes through a Hadamard transform."""
+    """Return the facts of narrow formats in Transformer Engine, or None without one.
+
+    A linear layer's input is saved in the narrow format, in the one orientation that the weight gradient needs, and
+    narrow weights are kept for all micro-batches of a step. Before Blackwell, 8-bit matrix products need the second
+    operand transposed, so weights are kept twice. Block-scaled formats are always kept twice, because scales run along
+    one dimension (transformer_engine/pytorch/tensor/*_tensor.py and module/linear.py, 2.20).
+
+    A cast reads 16 bits and writes each orientation that is kept. A current scale of the whole tensor (tensorwise)
+    takes one more read. Four bits take two more: one for that scale, and one for the transposed copy, which goes
+    through a Hadamard transform.
+    """
     if options.fp8_recipe is None:
         return None
     both = options.compute_capability is not None and options.compute_capability < BLACKWELL

@@ -1,4 +1,5 @@
-"""What Megatron-LM refuses of mixtures of experts, of what sends their tokens and of what runs beside that."""
+"""What Megatron-LM refuses for mixtures of experts, their token dispatchers, and the work that overlaps with the
+dispatch."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ OF_DEEPEP = ("deepep-needs-others", "deepep-ranks")  # keys of the rules of that
 
 
 def grouped(recipe: Recipe) -> bool:
-    """All experts of a rank run in one kernel."""
+    """Whether all experts of a rank run in one kernel."""
     return recipe.model.moe is not None and recipe.model.moe.grouped_gemm is not False
 
 

@@ -1,6 +1,6 @@
-"""Which models Megatron-LM's command line can say (core 0.19), as data.
+"""Which models the command line of Megatron-LM (core 0.19) can describe, as data.
 
-What it cannot is refused by name: left out, a model would train as another one than was asked for.
+Whatever it cannot describe is refused by name. If it were left out, a different model would be trained.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def other_llama3_scaling(shape: ModelShape) -> bool:
 
 
 def other_latent_scaling(recipe: Recipe) -> bool:
-    """Whether latent attention is scaled as no argument says: the flags of that name are those of ordinary attention.
-    Megatron-Bridge fills MLATransformerConfig itself, which knows all but `truncate`."""
+    """Whether the positions of latent attention are scaled in a way that no argument can express: the flags of that
+    name belong to ordinary attention. Megatron-Bridge fills MLATransformerConfig itself, which has everything but
+    `truncate`."""
     at = recipe.model.rope_scaling
     if at is None or recipe.model.mla is None:
         return False
@@ -72,7 +73,7 @@ def windowed(shape: ModelShape, sequence_length: int) -> bool:
 
 
 def asks_for_mixture(recipe: Recipe) -> bool:
-    """Return whether the model has mixtures, or a technique of theirs is asked for."""
+    """Return whether the model has mixture layers, or the recipe asks for a technique for them."""
     asked = recipe.techniques
     named = (asked.token_dispatcher, asked.flex_backend, asked.expert_rank_capacity_factor, asked.paged_stash)
     return recipe.model.moe is not None or asked.overlap_shared_expert or any(value is not None for value in named)

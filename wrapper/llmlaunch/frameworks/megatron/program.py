@@ -1,4 +1,4 @@
-"""What a job of Megatron-LM is started with: the script, its arguments, the environment, what one node does first."""
+"""What starts a Megatron-LM job: the script, its arguments, the environment, and what one node does first."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ OWN_SCRIPT = (
 
 
 def rendered_program(recipe: Recipe, layout: Layout) -> Rendered:
-    """Return the run directory's part of a job. Raises UserError where `extra_args` or the recipe's environment
-    contradict the plan, and for what no backend runs."""
+    """Return the backend's part of a job's run directory. Raises UserError if `extra_args` or the recipe's environment
+    contradicts the plan, or if no backend can run the recipe."""
     refuse_what_ifs(recipe)
     refuse_unmet(recipe, requirements_for(recipe))
     script, own = recipe.backend.script, recipe.backend.script is not None
@@ -74,9 +74,12 @@ def rendered_program(recipe: Recipe, layout: Layout) -> Rendered:
 
 
 def kernel_notes(recipe: Recipe) -> tuple[str, ...]:
-    """Return what a model's kernels and Muon need of the place where it is trained (megatron/core/ssm, optimizer/
-    __init__.py _get_megatron_emerging_optimizer and transformer/moe, core 0.19, which end the job without them;
-    transformer_engine/pytorch/ops/fused/grouped_mlp.py, 2.20, which would leave pages empty)."""
+    """Return the packages that the model's kernels and Muon need where the job trains.
+
+    Without them, core 0.19 ends the job (megatron/core/ssm, optimizer/__init__.py _get_megatron_emerging_optimizer,
+    transformer/moe). Transformer Engine 2.20 would leave pages empty
+    (transformer_engine/pytorch/ops/fused/grouped_mlp.py).
+    """
     needs = {
         MAMBA_KERNELS: recipe.model.mamba is not None,
         DELTA_KERNELS: recipe.model.linear_attention is not None,
@@ -87,7 +90,7 @@ def kernel_notes(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _script(recipe: Recipe) -> tuple[Word, ...]:
-    """Return the script that trains, with its own arguments where it is a person's own."""
+    """Return the training script, followed by its own arguments if it is the user's script."""
     own, checkout = recipe.backend.script, recipe.backend.path
     if own is not None:
         return (own, *recipe.backend.script_args)
@@ -96,7 +99,8 @@ def _script(recipe: Recipe) -> tuple[Word, ...]:
 
 
 def _alone(recipe: Recipe, file: str) -> tuple[str | NodeVariable, ...]:
-    """The words that start one of our scripts on one node, before the training: the training's script follows."""
+    """Return the words that start one of our scripts on one node before the training. The training script follows
+    them."""
     program = (NodeVariable(RUN_DIR, f"/{file}"), "--world-size", str(recipe.world_size))
     capability = recipe.cluster.accelerator.compute_capability
     return (*program, "--compute-capability", capability) if capability else program
@@ -105,7 +109,7 @@ def _alone(recipe: Recipe, file: str) -> tuple[str | NodeVariable, ...]:
 BLACKWELL = 10.0
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 USUAL_CONNECTIONS = "8"  # CUDA's own default
-MANY_CONNECTIONS = "32"  # as many as there can be: exchanges of tokens run beside two passes
+MANY_CONNECTIONS = "32"  # the maximum: token exchanges overlap with two passes
 
 REASONS = {
     **ENVIRONMENT_REASONS,
@@ -140,7 +144,7 @@ ASYNC_REASONS = {
 
 
 def variable_reasons(recipe: Recipe) -> dict[str, Reason]:
-    """Return why each variable of `environment` is set."""
+    """Return the reason for each variable of `environment`."""
     return {**REASONS, **ASYNC_REASONS} if recipe.training.async_save else REASONS
 
 
@@ -153,7 +157,8 @@ def _refuse_one_connection(recipe: Recipe) -> None:
 
 
 def environment(recipe: Recipe, layout: Layout) -> dict[str, str]:
-    """Raises UserError where the recipe's environment sets one that must be so to something else."""
+    """Return the environment variables of the ranks. Raises UserError if the recipe's environment sets a required
+    variable to another value."""
     wanted = {
         "OMP_NUM_THREADS": "1",
         ALLOCATOR_SETTINGS: WHOLE_SEGMENTS if recipe.training.async_save else EXPANDABLE_SEGMENTS,

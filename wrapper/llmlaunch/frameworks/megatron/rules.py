@@ -1,8 +1,9 @@
-"""What Megatron-LM accepts and refuses, as data: rules of parallel sizes and batch here, those of other subjects from
-their modules, all in one list for planner, check, docs and the oracle's tests.
+"""What Megatron-LM accepts and refuses, as data: rules for parallel sizes and batch here, and the rules of other
+modules, in one list for the planner, `check`, the docs and the oracle's tests.
 
-Megatron checks in four places: arguments, transformer config, process groups and run time; a launcher must apply all of
-them before a job waits in a queue."""
+Megatron checks in four places: arguments, transformer config, process groups and run time. A launcher must apply all of
+these checks before a job waits in a queue.
+"""
 
 from __future__ import annotations
 
@@ -43,25 +44,25 @@ def divides(part: NDArray[Any] | int, whole: NDArray[Any] | int) -> BoolColumn:
 
 
 def product_text(s: Situation, *names: str) -> str:
-    """Return the product of sizes of the one layout that is looked at: "16 x 1 x 4 = 64"."""
+    """Return a product of sizes of the first layout, such as "16 x 1 x 4 = 64"."""
     sizes = [int(getattr(s.layouts, name)[0]) for name in names]
     return f"{' x '.join(map(str, sizes))} = {math.prod(sizes)}"
 
 
 def query_columns(s: Situation) -> BoolColumn:
-    """Whether tensor parallelism divides the columns of queries, keys and values. With fewer query groups than ranks
-    the columns of a group are divided; latent attention has other matrices."""
+    """Whether tensor parallelism divides the columns of queries, keys and values. If there are fewer query groups than
+    ranks, the columns of a group are divided. Latent attention has other matrices."""
     columns = s.shape.query_width + 2 * s.shape.key_value_width
     return divides(s.layouts.tensor, columns) if s.shape.mla is None else np.ones(len(s.layouts), dtype=np.bool_)
 
 
 def ffn(s: Situation) -> BoolColumn:
-    """Dense layers alone have this FFN: a model whose layers are all mixtures builds none."""
+    """Whether tensor parallelism divides the FFN of dense layers. A model with mixture layers only has no such FFN."""
     return divides(s.layouts.tensor, s.shape.ffn_hidden_size if model_of(s.shape).has(Mlp) else 0)
 
 
 def stages_hold_some(s: Situation) -> BoolColumn:
-    """Whether every stage holds a layer but those that hold something else, too."""
+    """Whether every stage holds a layer, except stages that hold something else."""
     before = s.techniques.heads_before_loss
     between = of_stages(s, lambda split: min(split[1 : -2 if before else -1], default=1))
     ends = of_stages(s, lambda split: split[0] if before else min(split[0], split[-1]))
@@ -75,7 +76,7 @@ def loss_is_alone(s: Situation) -> BoolColumn:
 
 
 def of_stages(s: Situation, figure: Callable[[Sequence[int]], int]) -> NDArray[np.int64]:
-    """A figure of every layout's uneven stages; 0 where they are even."""
+    """Return a figure of the uneven stages of each layout; 0 if the stages are even."""
     figures = np.array([figure(split) if split else 0 for split in s.layouts.partitions], dtype=np.int64)
     return figures[s.layouts.partition]
 
@@ -98,15 +99,16 @@ def mixture_needs_sequence(s: Situation) -> BoolColumn:
 
 
 def latents_need_sequence(s: Situation) -> BoolColumn:
-    """The positions of keys are one part for all heads: each tensor rank has the gradient of its own heads alone, and
-    core 0.19 adds them up under sequence parallelism only (pull request 6839)."""
+    """Whether latent attention with tensor parallelism has sequence parallelism. The positions of keys are one part for
+    all heads: each tensor rank has the gradient of its own heads only, and core 0.19 sums these only under sequence
+    parallelism (pull request 6839)."""
     if s.shape.mla is None or not s.shape.mla.qk_pos_emb_head_dim:
         return np.ones(len(s.layouts), dtype=np.bool_)
     return implies(s.layouts.tensor > 1, s.layouts.sequence_parallel > 0)
 
 
 def unknown_beside_heads(recipe: Recipe) -> bool:
-    """Whether a recipe has what was not tried with prediction heads on a stage before that of the loss."""
+    """Whether a recipe uses anything that was not tried with prediction heads on a stage before the loss."""
     used = recipe.techniques
     beside = used.overlaps_experts or used.cuda_graphs or used.adapters or used.trained_layers or used.what_ifs
     return bool(beside) or asks_for_sharding(recipe) or recipe.model.residual_streams > 1
@@ -286,7 +288,7 @@ NONE: Rules = ((), ())
 
 
 def _of_pooled_keys(recipe: Recipe | None) -> Rules:
-    """Return what DeepSeek-V4's layers, and its mixtures, may break."""
+    """Return the rules for DeepSeek-V4's layers and mixtures."""
     model = None if recipe is None else recipe.model
     plain = model is not None and model.compressed_attention is None and model.moe is None
     if model is not None and plain and model.residual_streams == 1 and model.activation_limit is None:
@@ -305,7 +307,7 @@ def _of_vision(recipe: Recipe | None) -> Rules:
 
 
 def _of_checkpoints(recipe: Recipe | None) -> Rules:
-    """Return what checkpoints may break that are not written as Megatron does by default."""
+    """Return the rules for checkpoints that are not written in Megatron's default way."""
     training = None if recipe is None else recipe.training
     asked = training is None or training.async_save or training.non_persistent_save_interval is not None
     if training is not None and not asked and training.checkpoint_format is None:
@@ -324,7 +326,7 @@ def _of_mixtures(recipe: Recipe | None) -> Rules:
 
 
 def _of_exchange(recipe: Recipe | None) -> Rules:
-    """Return what an exchange of tokens that is hidden may break. A search hides those of mixtures."""
+    """Return the rules for an overlapped exchange of tokens. A search overlaps the exchange of mixtures."""
     if recipe is not None and recipe.model.moe is None and not recipe.techniques.overlaps_experts:
         return NONE
     from llmlaunch.frameworks.megatron.expert_exchange import EXCHANGE_REQUIREMENTS, EXCHANGE_RULES
@@ -333,7 +335,7 @@ def _of_exchange(recipe: Recipe | None) -> Rules:
 
 
 def _of_hybrids(recipe: Recipe | None) -> Rules:
-    """Return what layers of one part each may break."""
+    """Return the rules for layers of one part each."""
     if recipe is not None and recipe.model.mamba is None:
         return NONE
     from llmlaunch.frameworks.megatron.hybrid import HYBRID_REQUIREMENTS, HYBRID_RULES
@@ -342,7 +344,7 @@ def _of_hybrids(recipe: Recipe | None) -> Rules:
 
 
 def _of_sharding(recipe: Recipe | None) -> Rules:
-    """Return what Megatron-FSDP may break, which no search turns on by itself."""
+    """Return the rules for Megatron-FSDP, which no search turns on by itself."""
     if recipe is not None and not asks_for_sharding(recipe):
         return NONE
     from llmlaunch.frameworks.megatron.sharding_rules import SHARDING_REQUIREMENTS, SHARDING_RULES
@@ -383,7 +385,7 @@ def _of_muon(recipe: Recipe | None) -> Rules:
 
 
 def _of_versions(recipe: Recipe | None) -> Rules:
-    """Return what a version before the newest may lack."""
+    """Return the rules for features that versions before the newest lack."""
     if recipe is not None and rendered_version(recipe) == NEWEST:
         return NONE
     from llmlaunch.frameworks.megatron.versions import rules_of_version, version_requirements
@@ -394,7 +396,8 @@ def _of_versions(recipe: Recipe | None) -> Rules:
 
 
 def requirements_for(recipe: Recipe | None = None) -> tuple[Requirement, ...]:
-    """Return those that this recipe can break, all without one. What few recipes ask for is imported for these."""
+    """Return the requirements that this recipe can violate, or all of them without a recipe. Modules for rarely used
+    features are imported only for recipes that use them."""
     return (
         *MACHINE_REQUIREMENTS,
         *model_rules.MODEL_REQUIREMENTS,
@@ -416,7 +419,7 @@ def requirements_for(recipe: Recipe | None = None) -> tuple[Requirement, ...]:
 
 
 def _rules(recipe: Recipe | None = None) -> tuple[Rule, ...]:
-    """Return the rules of all versions that can refuse a layout of this recipe, all without one."""
+    """Return the rules of all versions that can refuse a layout of this recipe, or all rules without a recipe."""
     return (
         *RULES,
         *_of_mixtures(recipe)[1],
@@ -435,7 +438,8 @@ def _rules(recipe: Recipe | None = None) -> tuple[Rule, ...]:
 
 
 def rules_for(recipe: Recipe | None = None) -> tuple[Rule, ...]:
-    """Return those that can refuse a layout of this recipe; without one, those of every version's recipes."""
+    """Return the rules that can refuse a layout of this recipe, or without a recipe the rules for recipes of every
+    version."""
     if recipe is None:
         return _rules()
     rules = (*_rules(recipe), *_of_versions(recipe)[1])

@@ -11,32 +11,35 @@ from llmlaunch.memory.constants import constant
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.workload import ELEMENT_BYTES
 
-# Megatron-FSDP: elements gathered ahead, elements that wait for their reduction.
+# Megatron-FSDP: elements gathered ahead, and elements that wait for their reduction.
 PREFETCHED_ELEMENTS = 5e8
 QUEUED_ELEMENTS = 1e9
 
 
 def sharding_facts(recipe: Recipe, options: MegatronOptions) -> MemoryFacts:
-    """What these words keep in memory."""
+    """Return what the recipe keeps in memory under Megatron-FSDP."""
     facts = megatron_fsdp_facts(replace(options, gradient_accumulation_fusion=False))
     return replace(facts, states=replace(facts.states, placed_whole=not made_in_shards(recipe.model)))
 
 
 def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
-    """Megatron core 0.19 with --use-megatron-fsdp: optim_grads_params is ZeRO stage 3, optim_grads stage 2, which
-    leaves the parameters whole (param_and_grad_buffer.py `_init_each_parameter_group_buffers`).
+    """Return the facts of Megatron core 0.19 with --use-megatron-fsdp.
 
-    The shards of parameters, main gradients and fp32 main parameters are persistent buffers; a transformer layer is one
-    unit, gathered before it runs and released after (megatron_fsdp/megatron_fsdp.py, mcore_fsdp_adapter.py, core 0.19).
-    Gathering runs ahead by whole units until half of max(1e9, two units) elements are on their way, gradients wait for
-    their reduction up to max(1e9, two units) elements (`suggested_AG_prefetch_size`, `suggested_RS_queue_capacity`).
-    The embedding and the head are no units and stay gathered. A linear's gradient is copied into the unit's bucket
-    unless it is accumulated there.
+    optim_grads_params is ZeRO stage 3. optim_grads is stage 2, which leaves the parameters whole
+    (param_and_grad_buffer.py `_init_each_parameter_group_buffers`).
 
-    Narrow parameters rest in shards of one byte an element, mxfp8 in a second orientation too, which other recipes make
-    when a unit is gathered (`_init_each_parameter_group_buffers`, `transpose_weight_buffer`); the buffers hold raw data
-    alone, and scales stay whole beside the parameters (mixed_precision.py `fp8_set_raw_data`). Without narrow
-    parameters, narrow weights are Transformer Engine's cache, which knows of no unit.
+    The shards of parameters, main gradients and fp32 main parameters are persistent buffers. A transformer layer is one
+    unit, gathered before it runs and released afterwards (megatron_fsdp/megatron_fsdp.py, mcore_fsdp_adapter.py, core
+    0.19). Whole units are gathered ahead until half of max(1e9, two units) elements are in flight, and gradients wait
+    for their reduction up to max(1e9, two units) elements (`suggested_AG_prefetch_size`,
+    `suggested_RS_queue_capacity`). The embedding and the head are not units and stay gathered. The gradient of a linear
+    layer is copied into the unit's bucket unless it is accumulated there.
+
+    Narrow parameters are stored in shards of one byte per element. For mxfp8 there is a second orientation as well,
+    which other recipes create when a unit is gathered (`_init_each_parameter_group_buffers`,
+    `transpose_weight_buffer`). The buffers hold raw data only; scales stay whole next to the parameters
+    (mixed_precision.py `fp8_set_raw_data`). Without narrow parameters, narrow weights are a cache of Transformer
+    Engine, which knows no units.
     """
     base = megatron_facts(options)
     states, quantized = base.states, base.layer.quantized
@@ -63,6 +66,6 @@ def megatron_fsdp_facts(options: MegatronOptions) -> MemoryFacts:
         source="megatron/core/distributed/fsdp/src/megatron_fsdp, core 0.19",
         states=replace(states, moved_to_buffers=False, full_sharding=sharding),
         layer=replace(base.layer, weight_gradient_fused=True, weight_gradient_stubs=stubs),
-        # no parameters lie apart before they move; its streams were not replayed
+        # no parameters are allocated separately before they move; its streams were not replayed
         allocator=replace(base.allocator, whole_segments=False, cache_share=constant("cache_share")),
     )

@@ -1,8 +1,9 @@
 """Techniques on Megatron-LM: what it accepts, as data, and the arguments and variables that switch them on.
 
-Flags and checks were read in megatron-core 0.19.2 (the wheel's arguments.py and transformer_config.py). Communication
-that is hidden without being asked for stands elsewhere: gradients and parameters of data parallelism overlap wherever
-they are sharded (arguments.py, sharding.py), and interleaved stages overlap their transfers by Megatron's default.
+Flags and checks are taken from megatron-core 0.19.2 (arguments.py and transformer_config.py in the wheel).
+Communication that overlaps without a request is handled elsewhere: gradients and parameters of data parallelism overlap
+wherever they are sharded (arguments.py, sharding.py), and interleaved stages overlap their transfers by Megatron's
+default.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DEFAULT_MODULES = ("core_attn",)
 
 
 def modules_of(techniques: Techniques) -> Words:
-    """What selective recompute recomputes."""
+    """Return the modules that selective recompute recomputes."""
     return techniques.recompute_modules or DEFAULT_MODULES
 
 
@@ -101,8 +102,8 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 
 
 def recomputed_mlp_unbiased(s: Situation) -> BoolColumn:
-    """A recomputed MLP hands its bias out as its own output, so autograd makes it a result of the recomputed function,
-    whose backward pass then calls itself."""
+    """Whether no recomputed MLP has biases. A recomputed MLP returns its bias as an output of its own, so autograd
+    makes it a result of the recomputed function, whose backward pass then calls itself."""
     dense = s.shape.moe is None or not all(s.shape.moe.layer_pattern)
     biased = "mlp" in s.techniques.recompute_modules and s.shape.linear_bias and dense and s.numbers.narrow is None
     return implies(biased, np.not_equal(s.layouts.recompute, RECOMPUTE_SELECTIVE))
@@ -183,16 +184,20 @@ TECHNIQUE_RULES: tuple[Rule, ...] = of_techniques(
 
 
 def technique_environment(techniques: Techniques) -> dict[str, str]:
-    """Variables a technique needs: without NVTE_CPU_OFFLOAD_V1 Transformer Engine from 2.10 on would offload weights
-    too, and arguments.py refuses to start (core 0.19); without NVTE_CUTEDSL_FUSED_GROUPED_MLP it multiplies gated
-    experts in kernels apart, and moe/experts.py refuses them a fixed number of rows."""
+    """Return the environment variables that the techniques need.
+
+    Without NVTE_CPU_OFFLOAD_V1, Transformer Engine from 2.10 on would offload weights as well, and arguments.py refuses
+    to start (core 0.19). Without NVTE_CUTEDSL_FUSED_GROUPED_MLP, it multiplies gated experts in separate kernels, and
+    moe/experts.py refuses a fixed number of rows for these.
+    """
     offloading = {"NVTE_CPU_OFFLOAD_V1": "1"} if techniques.offload_modules else {}
     fixed = techniques.expert_rank_capacity_factor is not None
     return offloading | ({"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"} if fixed else {})
 
 
 def all_to_all_heads(s: Situation) -> BoolColumn:
-    """Each tensor rank's heads are dealt out over the context ranks; a rank holds a query group at least."""
+    """Whether the heads of each tensor rank can be distributed over the context ranks. Each rank holds at least one
+    query group."""
     tensor, context = s.layouts.tensor, s.layouts.context
     groups = s.shape.num_attention_heads if s.shape.mla is not None else s.shape.num_query_groups
     heads = np.equal(s.shape.num_attention_heads // tensor % context, 0)
