@@ -22,6 +22,7 @@ from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe, Restart
 from llmlaunch.rehearsal.job_alone import JobAlone
 from llmlaunch.rehearsal.on_gpu import LoneRank, lone_rank
+from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.rendering.scripts import job_script
 
 LINK = Link(bytes_per_second=1e11, latency_seconds=5e-6)
@@ -175,7 +176,7 @@ def rank_by_itself() -> LoneRank:
         notes=("made-up data",),
         files={"trainer/rank_alone.py": b"print('alone')\n"},
     )
-    about = {"pipeline_rank": 3, "stands_for": [3], "on": "gpu"}
+    about = {"pipeline_rank": 3, "stands_for": [3], "on": "gpu", **shape_of(of, planned)}
     return lone_rank(JobAlone(of, planned, rendered, ()), alone, about, steps=3)
 
 

@@ -146,6 +146,12 @@ def test_it_tries_no_nodes_prepares_nothing_and_does_not_come_back() -> None:
     assert (LONE.described["restart"], LONE.described["checkpoint"], LONE.described["fallbacks"]) == (None, None, [])
 
 
+def test_readers_get_every_key_that_is_written_of_a_rank_alone() -> None:
+    written = json.loads(FILES["run.json"])
+    assert written["rehearsal"]["recipe"] == LONE.recipe.name.removesuffix("-rank3")
+    assert sound(RunFile, written) == written
+
+
 def test_one_process_is_started_with_the_rank_s_place() -> None:
     launch = json.loads(FILES["run.json"])["launch"]
     assert launch["by_itself"]

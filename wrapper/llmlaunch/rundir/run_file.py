@@ -289,7 +289,7 @@ class RehearsedStage(TypedDict, total=False):
     """differences between this run and the planned job, in words"""
     shape: str
     """key of everything that the rank's memory depends on"""
-    recipe: dict[str, Any]
+    recipe: str
     """recipe of the planned job"""
     recipe_digest: str
     """digest of the planned job's recipe"""
