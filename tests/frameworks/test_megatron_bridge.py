@@ -101,9 +101,10 @@ def test_layers_with_gated_delta_nets_are_those_of_megatron(ask: Ask) -> None:
     check_alike(ask, Case(recipe, Layout(2, 2, data=8, expert=8, sequence_parallel=1, zero_stage=1)))
 
 
-def test_layers_of_one_part_each_are_those_of_megatron(ask: Ask) -> None:
-    model = "model={base: nemotron-3-super, mtp_num_layers: 2, mtp_repeated: true}"
-    check_alike(ask, Case(recipe_of("qwen3-30b-a3b", model), Layout(2, 2, data=8, expert=8, sequence_parallel=1)))
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_layers_of_one_part_each_are_those_of_megatron(ask: Ask, precision: str) -> None:
+    words = ("model={base: nemotron-3-super, mtp_num_layers: 2, mtp_repeated: true}", f"training.precision={precision}")
+    check_alike(ask, Case(recipe_of("qwen3-30b-a3b", *words), Layout(2, 2, data=8, expert=8, sequence_parallel=1)))
 
 
 def test_experts_with_a_fixed_number_of_rows_are_those_of_megatron(ask: Ask) -> None:

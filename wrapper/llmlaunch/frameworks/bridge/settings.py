@@ -176,6 +176,7 @@ def _derived(recipe: Recipe, layout: Layout) -> Settings:
         f"{MODEL}.gradient_accumulation_fusion": (True, fused),
         **({} if shape.mla is None else LATENT | _stretched_latents(shape)),
         **({} if shape.mamba is None else HYBRID | {f"{MODEL}.share_embeddings_and_output_weights": tied}),
+        **({} if shape.mamba is None or wide else HYBRID_IN_FP32),
         f"{DDP}.grad_reduce_in_fp32": (wide, gradients),
         f"{MODEL}.vocab_size": (shape.padded_vocab_size(layout.tensor), padded),
         f"{MODEL}.should_pad_vocab": (False, padded),
@@ -212,6 +213,15 @@ HYBRID: Settings = {
     f"{MODEL}.attention_backend": ("auto", _BESIDE_MIXERS),
     f"{MODEL}.attention_softmax_in_fp32": (False, _BESIDE_MIXERS),
     f"{MODEL}.masked_softmax_fusion": (True, _BESIDE_MIXERS),
+}
+
+
+# The same class computes in bf16 where nothing else is set, and other classes in fp32; --fp16 sets the formats after it.
+_NOT_BF16 = Reason(("training.precision",), "the class for layers of one part each computes in bf16 by default")
+HYBRID_IN_FP32: Settings = {
+    f"{MODEL}.bf16": (False, _NOT_BF16),
+    f"{MODEL}.params_dtype": ("fp32", _NOT_BF16),
+    f"{MODEL}.autocast_dtype": ("fp32", _NOT_BF16),
 }
 
 
