@@ -17,6 +17,7 @@ from training import Job, Training
 
 from llmlaunch.causes.suspects import most_left_out
 from llmlaunch.node.node_channel import PREFLIGHT, PREPARE
+from llmlaunch.node.rollback import skipped_steps
 
 JOB, PARTITION = "4711", "gpu"
 QUEUE_SECONDS = 600.0  # from the end of a job to its next start
@@ -209,7 +210,8 @@ class Cluster:
         else:
             by_node = dict(zip(nodes, map(int, ranks.split(",")), strict=True)) if ranks else {}
             order = sorted(nodes, key=by_node.__getitem__) if ranks else nodes
-            self.training = Training(self.job, command, attempt, order)
+            skips = skipped_steps(_option(words, "--skip"))
+            self.training = Training(self.job, command, attempt, order, skips)
             self.trains(self.training)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -108,9 +108,10 @@ class Job:
 
 
 class Training:
-    """One training step of the job, from srun's start to its end. `order` has the nodes by node rank."""
+    """One training step of the job, from srun's start to its end. `order` has the nodes by node rank; the batches of
+    the steps in `skips` are left out."""
 
-    def __init__(self, job: Job, command: Command, attempt: str, order: Sequence[str]) -> None:
+    def __init__(self, job: Job, command: Command, attempt: str, order: Sequence[str], skips: Iterable[int]) -> None:
         self.job, self.clock, self.command = job, job.clock, command
         self.attempt, self.order = attempt, list(order)
         self.folder = file_names.attempt_folder(job.run_directory, self.attempt)
@@ -134,7 +135,7 @@ class Training:
         self._stops = False
         self.next_window = math.floor(self.clock.now / WINDOW_SECONDS)
         self.loaded_step = max(_tracker(job.checkpoints), _tracker(job.non_persistent))
-        self._skips = _skips(self.folder)
+        self._skips = frozenset(skips)
         command.on_line = self._hear
         command.on_end = self.stop
         self._later(RANKS_SECONDS, self._meet)
@@ -541,11 +542,6 @@ def _tracker(checkpoints: Path) -> int:
 
 def _folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"iter_{step:07d}"
-
-
-def _skips(folder: Path) -> set[int]:
-    path = folder / file_names.SKIP_STEPS
-    return set(map(int, path.read_text().split())) if path.exists() else set()
 
 
 def _step_line(step: int, job: Job, seconds: float, bad: bool) -> str:
