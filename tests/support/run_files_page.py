@@ -64,7 +64,9 @@ def _section(kind: FileKind) -> str:
     assert kind.schema is not None
     lines = "One JSON object per line. " if kind.path.endswith(".jsonl") else ""
     rows = "".join(f"| `{key}` | {words} | {about} |\n" for key, words, about in rows_of(kind.schema))
-    return f"\n## `{kind.path}`\n{lines}{docstring(kind.schema)}\n\n| key | value | meaning |\n|---|---|---|\n{rows}"
+    # an angle bracket would be a tag to the site, whose anchor leaves it out
+    heading = re.sub(r"<(\w+)>", lambda match: match[1].upper(), kind.path)
+    return f"\n## `{heading}`\n{lines}{docstring(kind.schema)}\n\n| key | value | meaning |\n|---|---|---|\n{rows}"
 
 
 def docstring(schema: type) -> str:

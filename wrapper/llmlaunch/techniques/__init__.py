@@ -67,7 +67,7 @@ class Switches(
     MlpChunks,
     Loss,
 ):
-    """What a search adds to a layout whose treatments are chosen: mostly they change its time, and little of what fits."""
+    """What a search adds to a layout whose treatments are chosen: it mostly changes time, and seldom what fits."""
 
 
 @section
