@@ -198,7 +198,8 @@ def _described_run(directory: Path) -> Described:
     from llmlaunch.rendering.arguments_json import read_arguments
 
     files = read_run(directory)
-    document = apply_overrides(read_document(directory / file_names.RECIPE), files.run.get("overrides") or ())
+    written = (read_object(directory / file_names.RUN) or {}).get("overrides") or ()  # of which none may be dropped
+    document = apply_overrides(read_document(directory / file_names.RECIPE), written)
     arguments = read_arguments(directory) if (directory / file_names.ARGUMENTS).exists() else None
     content = _json(directory / file_names.PLAN)
     code = read_object(directory / "code.json") or {}

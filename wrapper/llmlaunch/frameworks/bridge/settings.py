@@ -216,7 +216,7 @@ HYBRID: Settings = {
 }
 
 
-# The same class computes in bf16 where nothing else is set, and other classes in fp32; --fp16 sets the formats after it.
+# The same class computes in bf16 by default, and other classes in fp32; --fp16 sets its formats after these.
 _NOT_BF16 = Reason(("training.precision",), "the class for layers of one part each computes in bf16 by default")
 HYBRID_IN_FP32: Settings = {
     f"{MODEL}.bf16": (False, _NOT_BF16),
