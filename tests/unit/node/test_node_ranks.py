@@ -136,6 +136,7 @@ def test_where_slurm_signals_every_process_of_a_step_term_is_not_handed_on(cpu_n
     node = LaunchedNode(cpu_node, sys.executable, "-c", SAVES)
     process = node.start(LLMLAUNCH_TERM_REACHES_RANKS="1")
     node.until_listening(process)
+    until(lambda: len(cpu_node.records()) == 2, "both ranks are written down")  # by a thread, which may be late
     for pid in (process.pid, *(record["pid"] for record in cpu_node.records().values())):
         os.kill(pid, signal.SIGTERM)
     end = node.ended(process)
