@@ -91,8 +91,7 @@ OF_THE_RUN = (
     FileKind(
         "ended.json",
         "submit, status, runs, resume",
-        "what SLURM reported about a job that left no `status.json` of its own: how it ended, or that sbatch refused "
-        "it",
+        "what SLURM reported about a job that wrote no `status.json`: how it ended, or that sbatch refused it",
         JobEnd,
     ),
     FileKind(
@@ -134,7 +133,7 @@ OF_THE_RUN = (
     FileKind(
         "status.json",
         "the job, at its end",
-        "how the latest attempt ended; each attempt also has a `status.json` of its own",
+        "how the latest attempt ended; each attempt also has its own `status.json`",
         Status,
     ),
 )

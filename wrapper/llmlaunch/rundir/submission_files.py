@@ -40,7 +40,7 @@ class SubmissionFile(SubmittedJob, total=False):
 
 
 class JobEnd(TypedDict, total=False):
-    """What SLURM reported about a job that left no `status.json` of its own: how it ended, or that sbatch refused it.
+    """What SLURM reported about a job that wrote no `status.json`: how it ended, or that sbatch refused it.
     An end applies to the job that it names; a refusal applies until there is a `submission.json`."""
 
     schema: int
