@@ -23,8 +23,8 @@ def lessons_of(recipe: Recipe, notify: Notify) -> Lessons:
     Raises:
         UserError: the calibration that the recipe names does not exist, or belongs to another backend or accelerator.
     """
-    asked = recipe.memory.risk is not None or recipe.memory.calibration not in (IN_USE, NO_CALIBRATION)
-    if not asked and not _has_store():
+    needs_store = recipe.memory.risk is not None or recipe.memory.calibration not in (IN_USE, NO_CALIBRATION)
+    if not needs_store and not _has_store():
         return Lessons(support=unmeasured_support(recipe))
     from llmlaunch.app.stored_evidence import stored_lessons
 

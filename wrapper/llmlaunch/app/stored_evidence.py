@@ -45,15 +45,15 @@ class DamagedCalibration(UserError):
 
 def stored_lessons(recipe: Recipe, notify: Notify) -> Lessons:
     """Return the lessons for a recipe from the store. It returns and raises as `evidence.lessons_of` does."""
-    memory, place = _lessons_of_memory(recipe, notify), existing_store()
+    memory, location = _lessons_of_memory(recipe, notify), existing_store()
     times = _time_calibration(recipe, notify)
     lessons = memory if times is None else replace(memory, time=times.correction, time_error=times.after.mape)
-    if recipe.memory.calibration == NO_CALIBRATION or place is None:
+    if recipe.memory.calibration == NO_CALIBRATION or location is None:
         return lessons
     from llmlaunch.store.reading import stop_rate
 
     try:
-        return replace(lessons, stops=stop_rate(place, recipe.cluster.accelerator.name))
+        return replace(lessons, stops=stop_rate(location, recipe.cluster.accelerator.name))
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
         return lessons
@@ -122,13 +122,13 @@ def _risk(recipe: Recipe) -> float | None:
 
 
 def _has_runs(backend: str, notify: Notify) -> bool:
-    place = existing_store()
-    if place is None:
+    location = existing_store()
+    if location is None:
         return False
     from llmlaunch.store.reading import has_measurements
 
     try:
-        return has_measurements(place, [name for name, table in TABLES.items() if table == backend])
+        return has_measurements(location, [name for name, table in TABLES.items() if table == backend])
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
         return False
@@ -178,12 +178,14 @@ def _calibration(recipe: Recipe, backend: str, notify: Notify) -> Calibration[Co
             notify(f"warning: measured runs are not used: {failure}")
             return None
     calibration = stored_calibration(backend, accelerator, name)
-    place = f"{recipe.path}: memory.calibration: {name}"
+    key_path = f"{recipe.path}: memory.calibration: {name}"
     if calibration is None:
-        raise UserError(f"{place}: the store holds no such calibration; `llmlaunch calibrate list` shows all of them")
+        raise UserError(
+            f"{key_path}: the store holds no such calibration; `llmlaunch calibrate list` shows all of them"
+        )
     if (calibration.backend, calibration.accelerator) != (backend, accelerator):
         raise UserError(
-            f"{place} is of {calibration.backend} on {calibration.accelerator}; this recipe runs {backend} on "
+            f"{key_path} is of {calibration.backend} on {calibration.accelerator}; this recipe runs {backend} on "
             f"{accelerator}"
         )
     return calibration
@@ -196,24 +198,24 @@ def stored_calibration(backend: str, accelerator: str, calibration_id: str | Non
     Raises:
         UserError: the store cannot be read.
     """
-    place = existing_store()
-    if place is None:
+    location = existing_store()
+    if location is None:
         return None
 
     from llmlaunch.store import reading
 
     try:
-        return reading.stored_calibration(place, backend, accelerator, calibration_id)
+        return reading.stored_calibration(location, backend, accelerator, calibration_id)
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedCalibration(
-            f"store {place.shown}: a calibration of {backend} on {accelerator} is damaged: {error}"
+            f"store {location.shown}: a calibration of {backend} on {accelerator} is damaged: {error}"
         ) from None
 
 
 def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence[Score]:
     """Collect finished runs, price all runs in the store again, and return their scores."""
-    place = existing_store()
-    if place is None:
+    location = existing_store()
+    if location is None:
         return []
     from llmlaunch.calibration.peaks import scores_of_records
     from llmlaunch.cluster.cards import machines
@@ -221,7 +223,7 @@ def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence
     from llmlaunch.store.measurements import contents
 
     try:
-        with open_collected(notify, short_wait_seconds(place)) as store:
+        with open_collected(notify, short_wait_seconds(location)) as store:
             records = [stored_json(text) for text in reversed(contents(store))]
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
@@ -254,18 +256,18 @@ def with_stored_layouts(setting: Setting, notify: Notify) -> Setting:
 
 
 def _own_runs_of(setting: Setting, notify: Notify) -> OwnRuns | None:
-    recipe, place = setting.recipe, existing_store()
-    if place is None:
+    recipe, location = setting.recipe, existing_store()
+    if location is None:
         return None
     from llmlaunch.store.reading import has_runs_of
 
-    if not has_runs_of(place, recipe.digest, recipe.name):
+    if not has_runs_of(location, recipe.digest, recipe.name):
         return None
     from llmlaunch.app.measured_plans import own_runs_of
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.history import measured_attempts
 
-    with open_collected(notify, short_wait_seconds(place)) as store:
+    with open_collected(notify, short_wait_seconds(location)) as store:
         attempts = measured_attempts(store, recipe.digest, recipe.name)
     return own_runs_of(attempts, setting)
 
@@ -280,28 +282,28 @@ def _rehearsed_layouts(setting: Setting) -> tuple[Rehearsal, ...]:
 
 
 def _rehearsal_records(backend: str) -> Sequence[str]:
-    place = existing_store()
-    if place is None:
+    location = existing_store()
+    if location is None:
         return []
     from llmlaunch.store.reading import rehearsal_texts
 
-    return rehearsal_texts(place, backend)
+    return rehearsal_texts(location, backend)
 
 
 def stored_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
     """Return the latest measured run from the store, as `evidence.last_true_peaks` does."""
-    place = existing_store()
-    if place is None:
+    location = existing_store()
+    if location is None:
         return None
     from llmlaunch.store.reading import has_runs_of
 
     try:
-        if not has_runs_of(place, recipe.digest, recipe.name):
+        if not has_runs_of(location, recipe.digest, recipe.name):
             return None
         from llmlaunch.store import history
         from llmlaunch.store.collect import open_collected
 
-        with open_collected(notify, short_wait_seconds(place)) as store:
+        with open_collected(notify, short_wait_seconds(location)) as store:
             return history.last_true_peaks(store, recipe.digest, recipe.name)
     except UserError as failure:
         _warn(notify, "earlier runs are not shown", failure)

@@ -143,7 +143,7 @@ def _wider_bound(runs: Sequence[Score], target: RunClass, risk: float) -> _Wider
         groupings.append(_grouped((score.family, score.score) for score in runs))
         new.append(f"no run is of a {target.family} model")
     same = sum(same_minor(score.version, target.version) for score in runs)
-    if same < len(runs):  # the runs of its own version were too few
+    if same < len(runs):  # there were too few runs of the same version
         groupings.append(_grouped((minor(score.version), score.score) for score in runs))
         new.append(f"{same} are of {_version_text(target.version)}")
     if not new:

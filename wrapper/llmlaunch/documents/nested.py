@@ -37,6 +37,8 @@ def with_values(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str,
     merged = dict(below)
     for name, value in above.items():
         inner = merged.get(name)
-        both = isinstance(value, Mapping) and isinstance(inner, Mapping)
-        merged[name] = with_values(inner, value) if both else value  # type: ignore[arg-type]
+        if isinstance(value, Mapping) and isinstance(inner, Mapping):
+            merged[name] = with_values(inner, value)
+        else:
+            merged[name] = value
     return merged
