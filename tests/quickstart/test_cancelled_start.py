@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_cancel(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
             monkeypatch.setenv(variable, folder)
         llmlaunch(home, "submit", *JOB, "--local", "-o", "run")
         here("status", home / "run")  # imports what `cancel` needs
-        until(lambda: started(home / "run"), "the trainers have been started")  # noqa: B023 - asked at once
+        until(partial(started, home / "run"), "the trainers have been started")
         here("cancel", home / "run")
         until((home / "run" / "status.json").exists, "the job has ended")
         assert json.loads(llmlaunch(home, "status", "run", "--json", code=None).stdout)["phase"] == "cancelled"
