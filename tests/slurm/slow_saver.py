@@ -2,11 +2,12 @@
 
     slow_saver.py --steps 400 --step-seconds 0.2 --save FOLDER --save-seconds 90 [--save-interval 50] [--together]
 
-Rank 0 prints the script's lines. Told by SIGTERM, any rank makes rank 0 save after the step that runs: for `--save-
-seconds` it is busy, then FOLDER/step-N/state.json and at last FOLDER/latest hold the step. All ranks then exit with 0,
-and say how often they were told. Started again it goes on after the step FOLDER/latest names. With `--together` the
-ranks hold connections, as those of a real trainer do, and fail when one of them is gone. Once there is a file
-FOLDER/hurry, a step takes no time. What it does not know (--deepspeed ...) it ignores.
+Rank 0 prints the script's lines. The first step begins once every rank can be told. Told by SIGTERM, any rank makes
+rank 0 save after the step that runs: for `--save-seconds` it is busy, then FOLDER/step-N/state.json and at last
+FOLDER/latest hold the step. All ranks then exit with 0, and say how often they were told. Started again it goes on
+after the step FOLDER/latest names. With `--together` the ranks hold connections, as those of a real trainer do, and
+fail when one of them is gone. Once there is a file FOLDER/hurry, a step takes no time. What it does not know
+(--deepspeed ...) it ignores.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Trainer:
         # what ranks say to each other: real trainers agree by an all-reduce
         self.somebody_told: Path = options.save / f".told-{attempt}"
         self.over: Path = options.save / f".over-{attempt}"
+        ranks = range(int(os.environ.get("WORLD_SIZE", "1")))
+        self.ready = [options.save / f".ready-{attempt}-{rank}" for rank in ranks]
 
     def connect(self) -> None:
         """Rank 0 has a connection to each other rank. The nodes of the tests are this machine, where the kernel closes
@@ -62,7 +65,10 @@ class Trainer:
 
     def train(self) -> None:
         self.options.save.mkdir(parents=True, exist_ok=True)
+        self.ready[self.rank].touch()
         if self.rank == 0:
+            while not all(path.exists() for path in self.ready):
+                time.sleep(0.05)
             self.lead()
             self.over.touch()
         else:
