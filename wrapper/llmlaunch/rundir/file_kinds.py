@@ -36,7 +36,7 @@ RENDERED = (
         "arguments.json",
         "render",
         "every argument, variable, setting and directive, and what each follows from; `llmlaunch explain-args RUN` "
-        "shows it ([rendering.md](rendering.md#why-a-word-is-there))",
+        "shows it ([own-arguments.md](own-arguments.md#where-an-argument-comes-from))",
     ),
     FileKind(
         "job.sbatch", "render", "directives, setup lines, and `exec` of `node.pyz job` ([rendering.md](rendering.md))"
@@ -71,7 +71,7 @@ RENDERED = (
         "code.json, code.diff, code/",
         "render",
         "commit, uncommitted changes and container digest of the trainer's code; `code/` exists only with "
-        "`code: {snapshot: true}` ([rendering.md](rendering.md))",
+        "`code: {snapshot: true}` ([code.md](code.md))",
     ),
 )
 OF_THE_RUN = (
