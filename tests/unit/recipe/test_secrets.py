@@ -279,10 +279,37 @@ def test_what_is_ordinary_is_no_secret(ordinary: str) -> None:
         f"echo 'h:5432:db:me:{HIDDEN}' > ~/.pgpass",
         f"Server=h;Uid=me;Pwd={HIDDEN};",
         f"htpasswd -b f me {HIDDEN}",
+        f'curl -u "me":{HIDDEN} h',
+        f'curl -u "$USER:{HIDDEN}" h',
+        f"curl -fsSL \\\n  -u me:{HIDDEN} h",
+        f"curl --proxy-header 'X-Token: {HIDDEN}' h",
+        f"sshpass -vp {HIDDEN} ssh h",
+        f"sshpass -p $'{HIDDEN}' ssh h",
+        f"printf 'machine %s\\nlogin %s\\npassword %s\\n' h me {HIDDEN} > ~/.netrc",
+        f'echo -e "machine h\\n\\tlogin me\\n\\tpassword {HIDDEN}" >> ~/.netrc',
+        f"echo machine h password {HIDDEN} login me > ~/.netrc",
+        f'echo "password {HIDDEN}" >> ~/.netrc',
+        f"openssl enc -aes-256-cbc -k {HIDDEN} -in x",
+        f"mc alias set s3 https://h --api S3v4 AKEY {HIDDEN}",
+        f"aws configure set --profile x aws_secret_access_key {HIDDEN}",
+        f"printf '[default]\\naws_secret_access_key = {HIDDEN}\\n' > ~/.aws/credentials",
+        f'echo \'{{"username":"me","key":"{HIDDEN}"}}\' > ~/.kaggle/kaggle.json',
+        f"jq -n '{{token:\"{HIDDEN}\"}}'",
+        f'echo "token: {HIDDEN}" > x.yaml',
+        f"docker login -u me -p {HIDDEN} registry",
+        f"vault login {HIDDEN}",
+        f"wandb login {HIDDEN}",
+        f"echo {HIDDEN} | hf auth login",
+        f"python -c \"login('{HIDDEN}')\"",
+        f"redis-cli --pass {HIDDEN}",
+        f"cat > ~/.cache/huggingface/token <<< {HIDDEN}",
+        f"export SLURM_JWT={HIDDEN}",
+        f"HF_TOKEN=$'{HIDDEN}'",
     ],
 )
-def test_a_secret_that_a_line_gives_to_a_program_is_known(line: str) -> None:
+def test_a_secret_that_a_line_gives_to_a_program_is_known_and_goes_from_what_is_kept(line: str) -> None:
     assert secret_in(line) is not None
+    assert HIDDEN not in masked(line)
 
 
 @pytest.mark.parametrize(
@@ -365,6 +392,21 @@ def test_a_secret_that_a_line_gives_to_a_program_is_known(line: str) -> None:
         "huggingface-cli download --repo-type dataset x/y",
         "salloc -p debug",
         'ray start --head --redis-password="$P"',
+        'sshpass -p \\\n "$PW" ssh h',
+        'mc alias set s3 https://h --api S3v4 "$AK" "$SK"',
+        'curl -u "${CREDS:-}" h',
+        'curl -u "$(cat user):$(cat password)" h',
+        'openssl enc -k "$K" -in x',
+        'echo "password $PW" >> ~/.netrc',
+        'echo "token: $HF_TOKEN" > x.yaml',
+        'echo "tokens: 4096000000, sort_key: length12345"',
+        "python -c \"login(token=os.environ['HF_TOKEN'])\"",
+        "vault login -method=userpass username=me",
+        "srun --login x -p debug",
+        "python train.py --login-timeout 100 -p 3",
+        "echo starting12345678 | tee login.log",
+        "docker run -v /run/secret:/run/secret1234 x",
+        "HF_TOKEN='' python x",
     ],
 )
 def test_a_line_that_passes_a_secret_by_reference_or_none_is_ordinary(line: str) -> None:

@@ -6,6 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from .secret_arguments import without_arguments
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -13,10 +15,13 @@ if TYPE_CHECKING:
 LINE_CHARACTERS = 400
 SHORTEST_SECRET = 8  # characters; less would hide ordinary words
 HIDDEN = "***"
-_SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)|SSHPASS|COOKIES?|JWT|CREDENTIALS?)$", re.IGNORECASE)
 
-_NAME = r"(?:token|(?:api|access|secret|private)[_-]?key(?:[_-]?id)?|secret|password|passwd|credentials?)"
-_IS = r"[\"']?\s*[:=]\s*[\"']?"
+_NAME = (
+    r"(?:token|(?:api|access|secret|private)[_-]?key(?:[_-]?id)?|secret|pass(?:word|wd|phrase)|pwd|sshpass|cookies?|jwt"
+    r"|credentials?)"
+)
+_IS = r"\\?[\"']?\s*:?[:=]\s*(?:[\\$]?[\"']){0,2}"
 _VALUE = r"(?![0-9.eE+-]+\b)[A-Za-z0-9][^\s\"',;&\\]{7,}"  # no number, and none of a tokenizer's <|words|>
 _GIVEN = tuple(  # what comes before the secret is kept; every part that repeats is bounded, so no text takes long
     re.compile(pattern, re.IGNORECASE)
@@ -73,10 +78,10 @@ def secret_values(environment: Mapping[str, str], names: Iterable[str] = ()) -> 
 
 def masked(text: str, values: Iterable[str] = ()) -> str:
     """`text` without these values, and without what looks like a secret: passwords of URLs, tokens of known services,
-    and what is given to a name like `api_key`."""
+    what is given to a name like `api_key`, and what a line gives a program, such as `curl -u`."""
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     text = _PASSWORD_OF_URL.sub(r"\1:***@", text)
     for pattern in _GIVEN:
         text = pattern.sub(r"\1***", text)
-    return _BY_THEIR_LOOKS.sub(HIDDEN, text)
+    return _BY_THEIR_LOOKS.sub(HIDDEN, without_arguments(text, HIDDEN))

@@ -13,8 +13,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from llmlaunch.causes.redaction import KNOWN_SECRETS
+from llmlaunch.causes.secret_arguments import without_arguments
 from llmlaunch.documents.keys import dotted
-from llmlaunch.documents.secret_arguments import gives_secret
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 
 WEBHOOK = ("notify", "webhook")
@@ -28,7 +28,19 @@ _NO_PLACE = "must not stand in a recipe; list the name under secrets: and set th
 
 # A name says that its value is a secret if one of these is its last word, but for what says of which kind it is.
 _STRONG = frozenset(
-    {"cookie", "cookies", "token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"}
+    {
+        "cookie",
+        "cookies",
+        "token",
+        "secret",
+        "password",
+        "passwd",
+        "passphrase",
+        "credential",
+        "credentials",
+        "apikey",
+        "jwt",
+    }
 )
 _WEAK = frozenset({"key", "pat", "pwd", "auth"})  # with a word before them: WANDB_KEY, GITHUB_PAT
 _MAY_NAME_A_FILE = _WEAK | {"credential", "credentials"}  # GOOGLE_APPLICATION_CREDENTIALS is a path
@@ -47,21 +59,21 @@ _OF_DATA = re.compile(  # and a dataset has keys
     r"sort|primary|foreign|partition|group|cache|column|image|video|audio|text|label|dict|json|data|dataset|prompt|input"
     r"|output|field|hot|shard|routing|lookup|completion|response|target|source|chosen|rejected|messages|id|order|ib"
 )
-_NO_SECRET = re.compile(r"|[01]|true|false|yes|no|on|off|none|null|auto|\d{1,5}|[<\[].*|\*+|\.\.\.", re.IGNORECASE)
+_NO_SECRET = re.compile(
+    r"|[01]|true|false|yes|no|on|off|none|null|auto|\d{1,5}|[<\[].*|\*+|\.\.\.|(?:os\.)?(?:environ|getenv)\b.*",
+    re.IGNORECASE,
+)
 _PATH = re.compile(r"(?:/|~/|\.{1,2}/)[\w./~-]*")
 
-_LITERAL = r"[\"']?(?![\"']?[$`])([^\s\"',;&|)}]+)"
+_LITERAL = r"(?:\$'|[\"']{0,2})(?![\"'$`])([^\s\"',;&|)}]+)"
 _ASSIGNMENT = re.compile(r"(?<![\w-])([A-Za-z_]\w*)\+?=" + _LITERAL)
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?[-=+]" + _LITERAL)
 _OPTION = re.compile(r"(?:^|[\s\"'\[,])--?([A-Za-z][\w-]+)(?:=|[\"']?,?\s+)(?!-)" + _LITERAL)
 _JSON = re.compile(r"[\"']([A-Za-z_][\w.-]{0,80})\\?[\"']\s*:\s*\\?[\"'](?![\"'$`<{*])([^\"'\\]{1,400})")
 _HERE = re.compile(r"\bread\b[^;&|]{0,200}?\s([A-Za-z_]\w*)\s*<<<\s*" + _LITERAL)
-_PRINTF = re.compile(r"\bprintf\s+-v\s+([A-Za-z_]\w*)\s+" + _LITERAL)
-_LOGIN = re.compile(
-    r"\b(?:wandb|weave|comet|neptune)\s+login\b[^;&|]{0,200}\s(?!-)[\"']?(?!\$)[A-Za-z0-9_-]{8,}"
-    r"|\blogin\b[^;&|]{0,200}\s-p\s*[\"']?(?![\"']?[$\s])\S"
-    r"|\b(?:echo|printf)\s+(?:-\w+\s+|[\"']%s[^\s]*\s+)*[\"']?(?![\"']?\$)[\w.~+/-]{8,}[\"']?\s*\|[^;&]*\blogin\b"
-    r"|\blogin\b[^;&|]{0,200}<<<\s*[\"']?(?![\"']?\$)\S"
+_PRINTF = re.compile(r"\b(?:printf\s+-v|setenv|set\s+-gx)\s+([A-Za-z_]\w*)\s+" + _LITERAL)
+_SETTING = re.compile(  # password: X and api_key = X, of YAML, TOML and INI files that a line writes
+    r"(?<![\w/.-])([A-Za-z_][\w.-]{0,80})[\"']?\s{0,3}(?:=\s|:)\s{0,3}[\"']?((?=[^\s\"']*\d)[A-Za-z0-9][\w.~+/=-]{7,})"
 )
 _HEADER = re.compile(
     r"\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|bearer|token)\s+(?!\$)\S|\bbearer\s+(?!\$)[\w.~+/=-]{12,}", re.I
@@ -180,7 +192,7 @@ def secret_in(text: str) -> str | None:
     kind = known_secret(text)
     if kind is not None:
         return f"holds what looks like {kind}"
-    for pattern in (_ASSIGNMENT, _DEFAULT, _HERE, _PRINTF):
+    for pattern in (_ASSIGNMENT, _DEFAULT, _HERE, _PRINTF, _SETTING):
         for name, value in pattern.findall(text):
             if is_secret_variable(name, value):
                 return f"gives {name} a literal value"
@@ -192,10 +204,8 @@ def secret_in(text: str) -> str | None:
             return f"gives {name} a literal value"
     if _PASSWORD_OF_URL.search(text):
         return "holds a password in an address"
-    if gives_secret(text):
+    if without_arguments(text, "") != text:
         return "gives a program a literal secret"
-    if _LOGIN.search(text):
-        return "logs in with a literal secret"
     return "holds a literal secret" if _HEADER.search(text) or _QUERY.search(text) else None
 
 
