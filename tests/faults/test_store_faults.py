@@ -47,7 +47,7 @@ import llmlaunch.store.collect, llmlaunch.store.database
 from llmlaunch.cli.main import main
 
 llmlaunch.store.collect.MOST_RECORDS = 50
-llmlaunch.store.database.BUSY_SECONDS = float(os.environ.get("BUSY_SECONDS", 30))
+llmlaunch.store.database.WRITER_SECONDS = float(os.environ.get("WRITER_SECONDS", 30))
 llmlaunch.store.database.SILENT_SECONDS = float(os.environ.get("SILENT_SECONDS", 90))
 folder, _, moment = os.environ.get("LLMLAUNCH_PAUSE", "").partition("|")
 
@@ -361,7 +361,7 @@ def test_another_writer_is_waited_for_and_then_named(url: str, tmp_path: Path) -
     run(url, "collect", runs[0])
     with psycopg.connect(url) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", [WRITER_LOCK])
-        busy = refused(start(url, "collect", runs[1], BUSY_SECONDS="1"))
+        busy = refused(start(url, "collect", runs[1], WRITER_SECONDS="1"))
         assert "is in use by another program" in busy
     run(url, "collect", runs[1])
 

@@ -36,7 +36,7 @@ def test_a_new_store_is_for_its_owner_alone(tmp_path: Path) -> None:
 def test_it_keeps_a_rollback_journal_and_waits_for_others(store: Store) -> None:
     with store.read() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
-        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 3_000
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
 
 

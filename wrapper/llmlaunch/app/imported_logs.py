@@ -33,7 +33,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.rendering.run_json import measurement_template
 from llmlaunch.rundir.values import to_type
-from llmlaunch.store.database import open_store
+from llmlaunch.store.database import open_to_write
 from llmlaunch.store.log_records import log_records
 from llmlaunch.store.measurements import import_file, import_records
 from llmlaunch.store.record_files import BadLine
@@ -122,7 +122,7 @@ def import_files(paths: Sequence[Path], source: JobSource, options: ImportOption
             f"{record_files[0]}: holds measurement records, which say themselves what ran; leave out the recipe"
         )
     records = records_of_logs(logs, source, notify, options.skip_bad)
-    with open_store() as store:
+    with open_to_write() as store:
         for warning in store.warnings:
             notify(f"warning: {warning}")
         results = [

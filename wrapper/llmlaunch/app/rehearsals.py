@@ -103,13 +103,13 @@ def _record(
 ) -> tuple[str | None, Sequence[RehearsedRank]]:
     """Record the ranks in the store; return the store, None where it cannot be written, and all it knows of this
     shape."""
-    from llmlaunch.store.database import open_store
+    from llmlaunch.store.database import open_to_write
     from llmlaunch.store.location import where
     from llmlaunch.store.measurements import put_rehearsed, rehearsed_of
 
     records = records_of(run.recipe, run.plan, job, ranks, time.time(), command)
     try:
-        with open_store() as store:
+        with open_to_write() as store:
             put_rehearsed(store, records)
             return where().shown, rehearsed_of(store, run.recipe, run.plan)
     except UserError as failure:

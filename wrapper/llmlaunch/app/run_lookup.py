@@ -46,11 +46,11 @@ def directory_of(name: str, notify: Notify) -> Path:
         if name == LAST:
             raise UserError(f"{name}: there is no run yet; `llmlaunch submit RECIPE` starts one")
         raise UserError(f"{name}: no such run directory, and there is no store yet to look a run up in")
-    from llmlaunch.store.database import open_to_show
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.runs import find_run
 
     try:
-        with open_to_show() as store:
+        with open_store() as store:
             return find_run(store, name, notify).directory
     except UserError:
         if is_folder:
@@ -130,10 +130,10 @@ def ongoing_directories() -> list[Path]:
 
     if not store_exists():
         return []
-    from llmlaunch.store.database import open_to_show
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.runs import ONGOING, list_runs
 
-    with open_to_show() as store:
+    with open_store() as store:
         return [run.directory for run in list_runs(store) if run.state in ONGOING and run.directory.is_dir()]
 
 
@@ -151,11 +151,11 @@ def note_ends(states: Iterable[tuple[Submission, JobState]], notify: Notify) -> 
 
     if not store_exists():
         return
-    from llmlaunch.store.database import open_to_show
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.runs import set_state
 
     try:
-        with open_to_show() as store:
+        with open_store() as store:
             for run_id, state in ends:
                 set_state(store, run_id, state.phase, state.reason or state.state or None)
     except UserError as failure:  # the answer that a person asked for needs no store

@@ -27,7 +27,7 @@ from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.models.shape import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
-from llmlaunch.store.location import DamagedStore, StoreInUse, existing_store, short_wait_seconds, stored_json
+from llmlaunch.store.location import existing_store, stored_json
 
 if TYPE_CHECKING:
     from llmlaunch.app.measured_plans import OwnRuns
@@ -44,7 +44,11 @@ class DamagedCalibration(UserError):
 
 
 def stored_lessons(recipe: Recipe, notify: Notify) -> Lessons:
-    """Return the lessons for a recipe from the store. It returns and raises as `evidence.lessons_of` does."""
+    """Return the lessons for a recipe from the store. It returns and raises as `evidence.lessons_of` does.
+
+    If the store holds runs of the recipe, those that finished are collected first, once for all that is asked later.
+    """
+    _collect_own_runs(recipe, notify)
     memory, location = _lessons_of_memory(recipe, notify), existing_store()
     times = _time_calibration(recipe, notify)
     lessons = memory if times is None else replace(memory, time=times.correction, time_error=times.after.mape)
@@ -57,6 +61,21 @@ def stored_lessons(recipe: Recipe, notify: Notify) -> Lessons:
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
         return lessons
+
+
+def _collect_own_runs(recipe: Recipe, notify: Notify) -> None:
+    location = existing_store()
+    if location is None:
+        return
+    from llmlaunch.store.reading import has_runs_of
+
+    try:
+        if has_runs_of(location, recipe.digest, recipe.name):
+            from llmlaunch.store.collect import open_collected
+
+            open_collected(notify).close()
+    except UserError as failure:
+        notify(f"warning: measured runs are not used: {failure}")
 
 
 def _time_calibration(recipe: Recipe, notify: Notify) -> Calibration[TimeCorrection] | None:
@@ -109,7 +128,7 @@ def _lessons_of_memory(recipe: Recipe, notify: Notify) -> Lessons:
             return Lessons(support=unmeasured_support(recipe))
         unused = f"no calibration is in use for {backend} on {question.accelerator}. To learn one: llmlaunch calibrate"
         return Lessons(support=no_support(unused))
-    scores = _scores_in_store(backend, question.accelerator, notify)
+    scores = _scores_in_store(recipe, backend, notify)
     support = support_of(scores, question, risk=risk)
     return Lessons(ratio_bound(scores, question, risk), support=support, own_runs=_own_runs(scores, recipe))
 
@@ -156,7 +175,7 @@ def _lessons_of_outdated(
     runs: tuple[EvidenceRun, ...] = ()
     support = mark_outdated(support)
     if risk is not None:
-        scores = _scores_in_store(calibration.backend, question.accelerator, notify)
+        scores = _scores_in_store(recipe, calibration.backend, notify)
         bound, runs = ratio_bound(scores, question, risk), _own_runs(scores, recipe)
     return Lessons(bound, trusted_correction(calibration.correction, support), support, runs)
 
@@ -212,39 +231,35 @@ def stored_calibration(backend: str, accelerator: str, calibration_id: str | Non
         ) from None
 
 
-def _scores_in_store(backend: str, accelerator: str, notify: Notify) -> Sequence[Score]:
-    """Collect finished runs, price all runs in the store again, and return their scores."""
+def _scores_in_store(recipe: Recipe, backend: str, notify: Notify) -> Sequence[Score]:
+    """Price all runs in the store again, and return their scores on the recipe's accelerator."""
     location = existing_store()
     if location is None:
         return []
     from llmlaunch.calibration.peaks import scores_of_records
     from llmlaunch.cluster.cards import machines
     from llmlaunch.store.collect import open_collected
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.measurements import contents
+    from llmlaunch.store.reading import has_runs_of
 
     try:
-        with open_collected(notify, short_wait_seconds(location)) as store:
+        collected = has_runs_of(location, recipe.digest, recipe.name)
+        with open_store(location) if collected else open_collected(notify) as store:
             records = [stored_json(text) for text in reversed(contents(store))]
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
         return []
-    return scores_of_records(records, machines(), backend, accelerator)
-
-
-def _warn(notify: Notify, what: str, failure: UserError) -> None:
-    """Warn that evidence is not used. If nothing in the store can be read, the warning is always the same, so that it
-    appears once."""
-    unreadable = isinstance(failure, (StoreInUse, DamagedStore))
-    notify(f"warning: {'measured runs are not used' if unreadable else what}: {failure}")
+    return scores_of_records(records, machines(), backend, recipe.cluster.accelerator.name)
 
 
 def with_stored_layouts(setting: Setting, notify: Notify) -> Setting:
     """Return the setting as `evidence.with_own_layouts` does, for a recipe that uses a calibration."""
     try:
-        runs = _own_runs_of(setting, notify)
+        runs = _own_runs_of(setting)
         rehearsals = (*(() if runs is None else runs.rehearsals), *_rehearsed_layouts(setting))
     except UserError as failure:
-        _warn(notify, "earlier runs of this job, and rehearsals are not used", failure)
+        notify(f"warning: measured runs are not used: {failure}")
         return setting
     lessons = replace(setting.lessons, rehearsals=rehearsals) if rehearsals else setting.lessons
     if runs is None or not runs.steps:
@@ -255,7 +270,7 @@ def with_stored_layouts(setting: Setting, notify: Notify) -> Setting:
     )
 
 
-def _own_runs_of(setting: Setting, notify: Notify) -> OwnRuns | None:
+def _own_runs_of(setting: Setting) -> OwnRuns | None:
     recipe, location = setting.recipe, existing_store()
     if location is None:
         return None
@@ -264,10 +279,10 @@ def _own_runs_of(setting: Setting, notify: Notify) -> OwnRuns | None:
     if not has_runs_of(location, recipe.digest, recipe.name):
         return None
     from llmlaunch.app.measured_plans import own_runs_of
-    from llmlaunch.store.collect import open_collected
+    from llmlaunch.store.database import open_store
     from llmlaunch.store.history import measured_attempts
 
-    with open_collected(notify, short_wait_seconds(location)) as store:
+    with open_store(location) as store:
         attempts = measured_attempts(store, recipe.digest, recipe.name)
     return own_runs_of(attempts, setting)
 
@@ -301,10 +316,10 @@ def stored_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
         if not has_runs_of(location, recipe.digest, recipe.name):
             return None
         from llmlaunch.store import history
-        from llmlaunch.store.collect import open_collected
+        from llmlaunch.store.database import open_store
 
-        with open_collected(notify, short_wait_seconds(location)) as store:
+        with open_store(location) as store:
             return history.last_true_peaks(store, recipe.digest, recipe.name)
     except UserError as failure:
-        _warn(notify, "earlier runs are not shown", failure)
+        notify(f"warning: measured runs are not used: {failure}")
         return None

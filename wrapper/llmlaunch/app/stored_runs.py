@@ -13,7 +13,7 @@ from llmlaunch.app.run_lookup import note_ends
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES
 from llmlaunch.rundir.values import counted
-from llmlaunch.store.location import existing_store, short_wait_seconds, stored_json
+from llmlaunch.store.location import existing_store, stored_json
 
 if TYPE_CHECKING:
     from llmlaunch.calibration.records import MeasurementRecord
@@ -110,8 +110,7 @@ def runs(
     "local"; `limit` keeps the newest. `notify` is called with each warning. Raises UserError where the store cannot be
     read.
     """
-    location = existing_store()
-    if location is None:
+    if existing_store() is None:
         return []
     from llmlaunch.rundir.run import run_history
     from llmlaunch.store.collect import open_collected
@@ -121,7 +120,7 @@ def runs(
     query = wanted
     if wanted.states:  # a run that goes on may be in any state by now
         query = replace(wanted, states=(*wanted.states, *ONGOING), limit=None)
-    with open_collected(notify, short_wait_seconds(location)) as store:
+    with open_collected(notify) as store:
         stored = list_runs(store, query)
     live = _live([run.directory for run in stored if run.state in ONGOING], notify)
     listed = [run for run in stored if not states or _phase(run, live.get(run.directory)) in states]
@@ -230,14 +229,13 @@ def measurements(
     `run` is any name of a run, `kind` a kind of peak such as "device"; None narrows nothing. Raises UserError where the
     store cannot be read or holds no such run.
     """
-    location = existing_store()
-    if location is None:
+    if existing_store() is None:
         return []
     from llmlaunch.store.collect import open_collected
     from llmlaunch.store.measurements import Filters, contents
     from llmlaunch.store.runs import find_run
 
-    with open_collected(notify, short_wait_seconds(location)) as store:
+    with open_collected(notify) as store:
         run_id = None if run is None else find_run(store, run, notify).run_id
         filters = Filters(family=family, backend=backend, gpu=gpu, kind=kind, run=run_id)
         return [Measurement(text) for text in contents(store, filters)]

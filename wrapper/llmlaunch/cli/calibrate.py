@@ -55,10 +55,11 @@ def calibrate_command(
         return 0
     from llmlaunch.store.calibrations import Learning, calibrate
     from llmlaunch.store.collect import collect_running, open_collected
+    from llmlaunch.store.database import WRITER_SECONDS
 
     learning = Learning((), {})
     if store_exists():
-        with waiting_for("learning from the runs in the store"), open_collected(notify) as store:
+        with waiting_for("learning from the runs in the store"), open_collected(notify, WRITER_SECONDS) as store:
             collect_running(store)  # their first steps tell of step times, though not of memory
             learning = calibrate(store, time.time(), backend, accelerator, dry_run)
     if as_json:

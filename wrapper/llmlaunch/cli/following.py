@@ -11,6 +11,7 @@ from typing import Any
 from llmlaunch.app.run_lookup import note_ends
 from llmlaunch.cli.next_steps import after_end, run_path, while_going_on
 from llmlaunch.cli.output import next_lines, notify, say_next
+from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import can_be_resumed
 from llmlaunch.report.run_text import advice_text, cause_text
@@ -45,8 +46,6 @@ def follow_run(submission: Submission, raw: bool, json_on_stdout: bool) -> int:
 def follow_sweep(submissions: Sequence[Submission], json_on_stdout: bool) -> int:
     """Follow several runs to the end of the last, then collect them and show those that failed."""
     from llmlaunch.launchers.run_files import run_name
-    from llmlaunch.store.collect import collect
-    from llmlaunch.store.database import open_store
     from llmlaunch.watch.follow import follow_several
 
     messages = Screen(sys.stderr, lasting=True)
@@ -56,9 +55,7 @@ def follow_sweep(submissions: Sequence[Submission], json_on_stdout: bool) -> int
         ended = [submission for submission in submissions if states[submission.job_id].ended]
         for submission in ended:
             note_ends([(submission, states[submission.job_id])], notify)
-        with open_store() as store:
-            for outcome in collect(store, [submission.run_dir for submission in ended]):
-                messages.say(outcome.sentence())
+        _collected([submission.run_dir for submission in ended], messages)
         failed = [submission for submission in ended if states[submission.job_id].phase != "succeeded"]
         for submission in failed:
             screen.say(f"{run_name(submission.run_dir)}:")
@@ -111,7 +108,7 @@ def _show_outcome(run_dir: Path, state: JobState, screen: Screen, messages: Scre
     screen.say("")
     for line in ending(run_dir, state):
         screen.say(line)
-    records = _collected(run_dir, messages)
+    records = _collected([run_dir], messages)
     status = read_object(run_dir / file_names.STATUS) or {}
     layout = str(status.get("layout") or "")
     plan, run = (read_object(run_dir / layout / name) or {} for name in (file_names.PLAN, file_names.RUN))
@@ -127,18 +124,21 @@ def _show_outcome(run_dir: Path, state: JobState, screen: Screen, messages: Scre
         screen.say(line)
 
 
-def _collected(run_dir: Path, messages: Screen) -> list[Mapping[str, Any]]:
-    """Take the run into the store, and return its measurements."""
+def _collected(run_dirs: Sequence[Path], messages: Screen) -> list[Mapping[str, Any]]:
+    """Take the runs into the store, and return their measurements; none where the store cannot be used."""
     from llmlaunch.store.collect import collect
     from llmlaunch.store.database import open_store
     from llmlaunch.store.measurements import Filters, contents
 
     records: list[Mapping[str, Any]] = []
-    with open_store() as store:
-        for outcome in collect(store, [run_dir]):
-            messages.say(outcome.sentence())
-            if outcome.run_id:
-                records += [stored_json(text) for text in contents(store, Filters(run=outcome.run_id))]
+    try:
+        with open_store() as store:
+            for outcome in collect(store, run_dirs):
+                messages.say(outcome.sentence())
+                if outcome.run_id:
+                    records += [stored_json(text) for text in contents(store, Filters(run=outcome.run_id))]
+    except UserError as failure:  # how the run ended is shown all the same
+        messages.say(f"warning: not collected: {failure}")
     return records
 
 

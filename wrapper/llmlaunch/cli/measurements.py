@@ -93,9 +93,9 @@ def _collect(directories: list[Path] | None) -> list[Outcome]:
     if directories is None and not store_exists():
         return []
     from llmlaunch.store.collect import collect
-    from llmlaunch.store.database import open_store
+    from llmlaunch.store.database import open_to_write
 
-    with open_store() as store:
+    with open_to_write() as store:
         for warning in store.warnings:
             notify(f"warning: {warning}")
         return collect(store, directories)

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Timer
@@ -17,13 +18,14 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError
 
-from llmlaunch.errors import UserError
 from llmlaunch.store.location import (
     VARIABLE,
     Location,
+    UnusableStore,
     damaged,
     in_use,
     network_file_system,
+    of_another_version,
     short_wait_seconds,
     where,
 )
@@ -33,16 +35,16 @@ REVISION = "0005"  # of the tables, raised with every change of them
 
 
 def open_store(location: Location | None = None, wait_seconds: float | None = None) -> Store:
-    """Open the store at `location` (default: `where()`), made if need be. `wait_seconds` is how long a
-    SQLite file that another program has locked is waited for (default: BUSY_SECONDS).
+    """Open the store at `location` (default: `where()`), made if need be. `wait_seconds` is how long another program
+    that has locked it is waited for (default: `short_wait_seconds`).
 
-    Raises UserError: no permission, a damaged file, a database of another program, a store of another version.
+    Raises UnusableStore: no permission, a damaged file, a database of another program, a store of another version.
     """
     place = location or where()
     warnings: tuple[str, ...] = ()
     if place.path is not None and _create_file(place.path):
         warnings = _network_warnings(place.path)
-    store = Store(connect(place, BUSY_SECONDS if wait_seconds is None else wait_seconds), place, warnings)
+    store = Store(connect(place, short_wait_seconds(place) if wait_seconds is None else wait_seconds), place, warnings)
     try:
         _make_tables(store)
     except BaseException:
@@ -51,11 +53,10 @@ def open_store(location: Location | None = None, wait_seconds: float | None = No
     return store
 
 
-def open_to_show() -> Store:
-    """Open the store for a screen that shows what it holds: a SQLite file that another program has locked is waited for
-    briefly. Raises UserError as `open_store` does."""
-    place = where()
-    return open_store(place, short_wait_seconds(place))
+def open_to_write() -> Store:
+    """Open the store for a command that is of no use without writing it: other writers are waited for longer. Raises
+    UnusableStore as `open_store` does."""
+    return open_store(wait_seconds=WRITER_SECONDS)
 
 
 def _create_file(path: Path) -> bool:
@@ -67,9 +68,9 @@ def _create_file(path: Path) -> bool:
     except FileExistsError:
         if path.is_file():
             return False
-        raise UserError(f"store {path} is not a file; set {VARIABLE} to the path of a file") from None
+        raise UnusableStore(f"store {path} is not a file; set {VARIABLE} to the path of a file") from None
     except OSError as error:
-        raise UserError(
+        raise UnusableStore(
             f"store {path} cannot be made: {error.strerror}; set {VARIABLE} to a file in a directory you may write"
         ) from None
     os.close(descriptor)
@@ -104,10 +105,7 @@ def _make_tables(store: Store) -> None:
         if revision == REVISION:
             return
         if revision is not None:
-            raise UserError(
-                f"store {store.location.shown} was written by another version of llmlaunch (tables {revision}, here "
-                f"{REVISION}): use that version, or set {VARIABLE} to another store"
-            )
+            raise of_another_version(store.location, revision, REVISION)
         _refuse_foreign(connection, store.location)
         metadata.create_all(connection, checkfirst=False)
         connection.execute(version.insert().values(version_num=REVISION))
@@ -125,13 +123,13 @@ def _refuse_foreign(connection: Connection, location: Location) -> None:
     tables = set(inspect(connection).get_table_names())
     clash = tables if location.path is not None else tables & set(metadata.tables)
     if clash:
-        raise UserError(
+        raise UnusableStore(
             f"store {location.shown} holds tables of another program ({', '.join(sorted(clash)[:3])}); "
             f"set {VARIABLE} to a database of its own"
         )
 
 
-BUSY_SECONDS = 30.0
+WRITER_SECONDS = 10.0  # of a command that must write, for others: they let each other in about every second
 SILENT_SECONDS = 90.0  # for one statement: longer than the wait for another writer, and than any statement takes
 _TIMER = "llmlaunch_timer"  # in the connection's own dict
 _PAGE_BYTES = 16 * 1024  # a record has 2 to 4 KiB: of a page of 4 KiB a third would be empty
@@ -207,14 +205,14 @@ def connect(location: Location, wait_seconds: float) -> Engine:
             url, connect_args={key: value for key, value in _PATIENCE.items() if key not in url.query}
         )
     except ImportError as error:
-        raise UserError(
+        raise UnusableStore(
             f"{VARIABLE}: {location.shown} needs the Python package {error.name!r}: pip install 'llmlaunch[postgres]'"
         ) from None
     except (ArgumentError, ValueError):
-        raise UserError(
+        raise UnusableStore(
             f"{VARIABLE}: {location.shown} is not a database URL (postgresql://user:password@host:port/database)"
         ) from None
-    event.listen(engine, "begin", _begin_postgres)
+    event.listen(engine, "begin", partial(_begin_postgres, wait_seconds))
     _end_when_silent(engine)
     return engine
 
@@ -244,9 +242,10 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _begin_postgres(connection: Connection) -> None:
+def _begin_postgres(wait_seconds: float, connection: Connection) -> None:
     if connection.get_execution_options().get(_WRITES):
-        connection.execute(text(f"SET LOCAL lock_timeout = '{BUSY_SECONDS:.0f}s'"))
+        # 0 would be for ever
+        connection.execute(text(f"SET LOCAL lock_timeout = '{max(1, round(1000 * wait_seconds))}ms'"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
 
 
@@ -282,7 +281,7 @@ def _hang_up(driver_connection: Any) -> None:
         ours.shutdown(socket.SHUT_RDWR)
 
 
-def _explained(error: DBAPIError, location: Location) -> UserError:
+def _explained(error: DBAPIError, location: Location) -> UnusableStore:
     """Return the error as a message. The statement and its values stay out: a record may be long."""
     reason = _without_secrets(str(error.orig).strip().partition("\n")[0], location)
     where = f"store {location.shown}"
@@ -290,15 +289,15 @@ def _explained(error: DBAPIError, location: Location) -> UserError:
     if "locked" in low or "busy" in low or "lock timeout" in low:
         return in_use(location, reason)
     if location.path is None:
-        return UserError(f"{where}: {reason}; check {VARIABLE}, and that the server runs and lets this user in")
+        return UnusableStore(f"{where}: {reason}; check {VARIABLE}, and that the server runs and lets this user in")
     if any(word in low for word in ("not a database", "malformed", "encrypted", "could not decode", "disk image")):
         return damaged(location, reason)
     if "locking protocol" in low:
-        return UserError(
+        return UnusableStore(
             f"{where}: its file system cannot lock files ({reason}); set {VARIABLE} to a file on a local disk "
             "or to a PostgreSQL database"
         )
-    return UserError(f"{where}: {reason}; check the free space and the permissions of {location.path.parent}")
+    return UnusableStore(f"{where}: {reason}; check the free space and the permissions of {location.path.parent}")
 
 
 def _without_secrets(reason: str, location: Location) -> str:

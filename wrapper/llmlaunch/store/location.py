@@ -79,42 +79,46 @@ def _known_location(location: Location | None) -> Location | None:
     return place if place.path is None or place.path.is_file() else None
 
 
-class StoreInUse(UserError):
-    """Another program has locked the store."""
-
-
-class DamagedStore(UserError):
-    """What the store holds cannot be read."""
+class UnusableStore(UserError):
+    """The store cannot be opened, read or written: the same reason holds for every question to it."""
 
 
 SHORT_WAIT_SECONDS = 3.0  # for another writer, whose transaction takes about a second (collect.MOST_RECORDS)
+_REBUILT = "move it away, then `llmlaunch collect DIR...` rebuilds runs and measurements from the run directories"
 _FORGET_SECONDS = 60.0
 _last_in_use: dict[str, float] = {}
 
 
 def short_wait_seconds(location: Location) -> float:
-    """Return how long a reader that can do without the store waits for it: not at all where it was in use a moment
+    """Return how long another program that has locked the store is waited for: not at all where it was in use a moment
     ago, so that the many questions of one command wait once."""
     last = _last_in_use.get(location.shown)
     return 0.0 if last is not None and time.monotonic() - last < _FORGET_SECONDS else SHORT_WAIT_SECONDS
 
 
-def in_use(location: Location, reason: object) -> StoreInUse:
+def in_use(location: Location, reason: object) -> UnusableStore:
     """Return the error of a store that another program has locked, and remember it for `short_wait_seconds`."""
     _last_in_use[location.shown] = time.monotonic()
-    return StoreInUse(f"store {location.shown} is in use by another program ({reason}); try again later")
+    return UnusableStore(f"store {location.shown} is in use by another program ({reason}); try again later")
 
 
-def damaged(location: Location, reason: object) -> DamagedStore:
+def damaged(location: Location, reason: object) -> UnusableStore:
     """Return the error of a store whose content cannot be read."""
-    return DamagedStore(
-        f"store {location.shown} is damaged or not a SQLite file ({shortened(str(reason), 200)}); move it away, then "
-        "`llmlaunch collect DIR...` rebuilds runs and measurements from the run directories"
+    return UnusableStore(
+        f"store {location.shown} is damaged or not a SQLite file ({shortened(str(reason), 200)}); {_REBUILT}"
+    )
+
+
+def of_another_version(location: Location, revision: str, ours: str) -> UnusableStore:
+    """Return the error of a store that another version of llmlaunch has written."""
+    return UnusableStore(
+        f"store {location.shown} was written by another version of llmlaunch (tables {revision}, here {ours}): use "
+        f"that version, or {_REBUILT}"
     )
 
 
 def stored_as(text: object, read: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `read` makes of an object that the store holds as JSON. Raises DamagedStore where it cannot."""
+    """Return what `read` makes of an object that the store holds as JSON. Raises UnusableStore where it cannot."""
     value = stored_json(text)
     try:
         return read(value)
@@ -123,7 +127,7 @@ def stored_as(text: object, read: Callable[[dict[str, Any]], T]) -> T:
 
 
 def stored_json(text: object) -> Any:
-    """Return an object that the store holds as JSON. Raises DamagedStore for any other text."""
+    """Return an object that the store holds as JSON. Raises UnusableStore for any other text."""
     try:
         value = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError) as error:

@@ -94,7 +94,7 @@ def _select(location: Location, statement: str, **values: str) -> list[Any]:
 
     from llmlaunch.store.database import open_store
 
-    with open_store(location, short_wait_seconds(location)) as store, store.read() as connection:
+    with open_store(location) as store, store.read() as connection:
         return list(connection.execute(text(statement), values))
 
 
