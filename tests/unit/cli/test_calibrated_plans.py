@@ -6,7 +6,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.calibration.calibrations import Calibration
-from llmlaunch.store import location
 from llmlaunch.store.calibrations import put, use
 from llmlaunch.store.database import open_store
 from llmlaunch.units import GIB
@@ -180,62 +178,18 @@ def test_one_of_an_earlier_formula_may_add_and_never_take_off_and_bounds_nothing
     assert err.count(f"warning: calibration {mine.id} was made for an earlier version of the formula") == 1
 
 
-def damage(path: Path) -> None:
-    path.write_bytes(b"not a database at all, " * 100)
-
-
-def damage_content(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE calibrations SET content = '{}'")
-
-
-@pytest.mark.parametrize("harm", [damage, damage_content])
-def test_a_damaged_store_is_one_warning_and_the_plan_is_that_of_an_empty_one(
-    llmlaunch: CommandLine, store_file: Path, harm: Callable[[Path], None]
+def test_a_damaged_calibration_is_one_warning_and_the_plan_is_that_of_an_empty_store(
+    llmlaunch: CommandLine, store_file: Path
 ) -> None:
     plain = checked(llmlaunch, "memory.risk=0.05")["memory"]
     stored(calibration(SCORES, accelerator=CARD))
-    harm(store_file)
+    with sqlite3.connect(store_file) as connection:
+        connection.execute("UPDATE calibrations SET content = '{}'")
     out, err = llmlaunch("check", RECIPE, "memory.risk=0.05", "--json")
     memory = json.loads(out)["memory"]
     assert (memory["ranks"], memory["rehearsed"]) == (plain["ranks"], None)
     assert memory["margin"] == plain["margin"]
     assert err.count("warning: measured runs are not used") == 1
-
-
-@pytest.mark.parametrize("command", ["plan", "check"])
-def test_a_store_in_use_is_one_warning_and_one_short_wait(
-    llmlaunch: CommandLine, store_file: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    stored(calibration(SCORES, accelerator=CARD))
-    monkeypatch.setattr(location, "SHORT_WAIT_SECONDS", 0.05)
-    waits: list[float] = []
-    connect = sqlite3.connect
-
-    def counted(*arguments: Any, timeout: float, **options: Any) -> sqlite3.Connection:
-        waits.append(timeout)
-        return connect(*arguments, timeout=timeout, **options)
-
-    with sqlite3.connect(store_file) as writer:
-        writer.execute("BEGIN EXCLUSIVE")
-        monkeypatch.setattr(sqlite3, "connect", counted)
-        out, err = llmlaunch(command, RECIPE, "--json")
-        llmlaunch(command, RECIPE)
-        writer.rollback()
-    assert json.loads(out)["memory"].get("correction") is None
-    assert err.count("warning: ") == 1
-    assert "warning: measured runs are not used: store" in err
-    assert "is in use by another program" in err
-    assert len(waits) > 3
-    assert sum(waits) == 0.05
-
-
-def test_a_store_of_before_calibrations_has_none(llmlaunch: CommandLine, store_file: Path) -> None:
-    stored(calibration(SCORES, accelerator=CARD))
-    with sqlite3.connect(store_file) as old:
-        old.execute("DROP TABLE calibration_uses")
-        old.execute("DROP TABLE calibrations")
-    assert checked(llmlaunch)["memory"]["correction"] is None
 
 
 def test_a_check_reads_a_sqlite_store_without_the_database_library(own_home: Path) -> None:

@@ -132,15 +132,6 @@ def test_control_characters_of_a_record_do_not_reach_the_terminal(llmlaunch: Com
     assert len(out.splitlines()) == 2
 
 
-def test_a_damaged_store_is_one_line(llmlaunch: CommandLine, store_file: Path) -> None:
-    store_file.parent.mkdir(parents=True)
-    store_file.write_text("not a database" * 100)
-    for command in (["runs"], ["collect"], ["measurements", "list"], ["measurements", "import", str(FIT)]):
-        _, err = llmlaunch(*command, code=2)
-        assert err.startswith(f"error: store {store_file} is damaged")
-        assert err.count("\n") == 1
-
-
 def test_a_password_in_the_url_is_not_printed(llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMLAUNCH_STORE", "postgresql://ada:hush@127.0.0.1:1/llm")
     for command in (["runs"], ["measurements", "import", str(FIT)]):

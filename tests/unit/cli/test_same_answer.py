@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 import platform
 import shlex
-import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,41 +142,6 @@ def test_a_silent_controller_costs_one_short_wait_and_a_message(
     assert "squeue did not answer in time; step 11 of 30" in shown.stdout
     assert shown.stderr == ""
     assert sorted(line.split()[0].rpartition("/")[2] for line in slurm_asked()) == ["sacct", "squeue"]
-
-
-@pytest.fixture
-def locked_store(llmlaunch: CommandLine, tmp_path: Path, store_file: Path) -> Iterator[None]:
-    """A store that holds a run, and that another program has locked."""
-    llmlaunch("collect", submitted(finished_cpu_run(tmp_path / "stored", "stored")).path)
-    with sqlite3.connect(store_file, isolation_level=None) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        yield
-        other.execute("ROLLBACK")
-    other.close()
-
-
-@pytest.mark.parametrize("command", ["status RUN", "report RUN", "status last", "report last", "runs", "status"])
-def test_a_locked_store_costs_one_short_wait(
-    llmlaunch: CommandLine, tmp_path: Path, locked_store: None, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
-    connect = sqlite3.connect
-
-    def counted(*place: Any, timeout: float = 5.0, **more: Any) -> sqlite3.Connection:
-        waits.append(timeout)
-        return connect(*place, timeout=min(timeout, 0.05), **more)
-
-    monkeypatch.setattr("sqlite3.connect", counted)
-    monkeypatch.setattr("sqlite3.dbapi2.connect", counted)
-    monkeypatch.setattr("llmlaunch.store.location._last_in_use", {})
-    run = submitted(failed_run(tmp_path / "run"))
-    words = [str(run.path) if word == "RUN" else word for word in command.split()]
-    _, messages = llmlaunch(*words, code=(0, 2))
-    assert sum(waits) <= 3.0
-    assert messages.count("is in use by another program") <= 1
-    assert llmlaunch.code == (0 if "RUN" in command else 2)
-    if "RUN" not in command:
-        assert messages.count("is in use by another program") == 1
 
 
 def test_a_run_started_by_hand_has_a_status_logs_and_a_report(

@@ -70,18 +70,6 @@ json_values = st.recursive(
 other_keys = st.text().filter(lambda key: key not in ("id", "peak_bytes"))
 
 
-@settings(max_examples=25)
-@given(records=st.lists(st.dictionaries(other_keys, json_values), max_size=4))
-def test_any_json_object_with_an_id_survives(
-    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, object]]
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    given_lines = [json.dumps({**record, "id": f"r{n}"}) for n, record in enumerate(records)]
-    with open_store(where({"LLMLAUNCH_STORE": str(folder / "s.db")})) as store:
-        import_file(store, written(folder / "in.jsonl", *given_lines))
-        assert contents(store) == given_lines
-
-
 @settings(max_examples=50)
 @given(
     parts=st.lists(st.dictionaries(other_keys, json_values, max_size=4), min_size=1, max_size=3),

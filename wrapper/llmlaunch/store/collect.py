@@ -14,6 +14,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.progress import counting
 from llmlaunch.rundir.spool_place import spool_root, spooled
 from llmlaunch.store.database import Store, batches, open_store
+from llmlaunch.store.location import DamagedStore
 from llmlaunch.store.measurements import put_collected, write_rehearsed
 from llmlaunch.store.read_directory import KnownRun, Outcome, RunRead, read_directory
 from llmlaunch.store.run_outcome import LauncherWord
@@ -41,7 +42,7 @@ def open_collected(say: Callable[[str], None], wait_seconds: float | None = None
     how long another program is waited for, as for `open_store`.
 
     `say` gets a sentence for each run collected, and the reason if the store can be read but not written. Raises
-    UserError if the store cannot be opened.
+    UnusableStore if the store cannot be opened or is damaged.
     """
     store = open_store(wait_seconds=wait_seconds)
     for warning in store.warnings:
@@ -50,6 +51,9 @@ def open_collected(say: Callable[[str], None], wait_seconds: float | None = None
         for outcome in collect(store):
             if outcome.did == "collected":
                 say(outcome.sentence())
+    except DamagedStore:
+        store.close()
+        raise
     except UserError as error:
         say(f"warning: finished runs were not collected: {error}")
     return store

@@ -83,6 +83,10 @@ class UnusableStore(UserError):
     """The store cannot be opened, read or written: the same reason holds for every question to it."""
 
 
+class DamagedStore(UnusableStore):
+    """What the store holds cannot be read."""
+
+
 SHORT_WAIT_SECONDS = 3.0  # for another writer, whose transaction takes about a second (collect.MOST_RECORDS)
 _REBUILT = "move it away, then `llmlaunch collect DIR...` rebuilds runs and measurements from the run directories"
 _FORGET_SECONDS = 60.0
@@ -102,9 +106,9 @@ def in_use(location: Location, reason: object) -> UnusableStore:
     return UnusableStore(f"store {location.shown} is in use by another program ({reason}); try again later")
 
 
-def damaged(location: Location, reason: object) -> UnusableStore:
+def damaged(location: Location, reason: object) -> DamagedStore:
     """Return the error of a store whose content cannot be read."""
-    return UnusableStore(
+    return DamagedStore(
         f"store {location.shown} is damaged or not a SQLite file ({shortened(str(reason), 200)}); {_REBUILT}"
     )
 
@@ -118,7 +122,7 @@ def of_another_version(location: Location, revision: str, ours: str) -> Unusable
 
 
 def stored_as(text: object, read: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `read` makes of an object that the store holds as JSON. Raises UnusableStore where it cannot."""
+    """Return what `read` makes of an object that the store holds as JSON. Raises DamagedStore where it cannot."""
     value = stored_json(text)
     try:
         return read(value)
@@ -127,7 +131,7 @@ def stored_as(text: object, read: Callable[[dict[str, Any]], T]) -> T:
 
 
 def stored_json(text: object) -> Any:
-    """Return an object that the store holds as JSON. Raises UnusableStore for any other text."""
+    """Return an object that the store holds as JSON. Raises DamagedStore for any other text."""
     try:
         value = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError) as error:
