@@ -3,6 +3,7 @@ that reads answers, writes no traceback, has no effect elsewhere, and sends no c
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from rich.console import Console
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
@@ -27,7 +29,7 @@ from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.run import run_history
 from llmlaunch.store.read_directory import read_directory
 from llmlaunch.watch.events import EventReader
-from llmlaunch.watch.frames import frame
+from llmlaunch.watch.frames import RunsFrame
 from llmlaunch.watch.run_reader import RunReader
 from llmlaunch.watch.views import JsonView, LineView
 from support.command_line import CommandLine, data_folders, run_llmlaunch
@@ -248,6 +250,9 @@ def changes_of(whole: Any, depth: int) -> Iterator[Any]:
                 yield [*whole[:key], changed, *whole[key + 1 :]]
 
 
+CONSOLE = Console(file=io.StringIO(), width=100)
+
+
 def read_all(run_dir: Path, say: Callable[[str], None]) -> None:
     """All that reads a run directory: the looks, what is watched, the account, and collecting into a store."""
     run_history(run_dir)
@@ -268,6 +273,6 @@ def read_all(run_dir: Path, say: Callable[[str], None]) -> None:
         for view in (LineView(say), JsonView(say)):
             view.show([shown], [watched], STARTED + 200, "")
         for runs in ([watched], [watched, watched]):
-            frame(runs, 100, 40, STARTED + 200)
+            CONSOLE.print(RunsFrame(runs, STARTED + 200), height=40)
     for event in EventReader(submission, 20).read(look).events:
         say(event.text)

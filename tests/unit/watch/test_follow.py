@@ -142,8 +142,9 @@ def test_a_narrow_terminal_keeps_all_of_the_step(runs: list[Submission], monkeyp
     screen = TerminalStream()
     follow(runs[0], Screen(screen), ask=Recorded(job11=[RUNS, DONE]), poll_seconds=0.01)
     shown = "step 5/40 | loss 3.1234 | 0.5 s/step |\n  1,969 tokens/s | 18 s left\n"
-    assert f"{shown}\x1b[2F\x1b[J" in screen.getvalue()
-    assert screen.getvalue().endswith(shown)
+    drawn, _, left = screen.getvalue().rpartition("\r\x1b[1A\x1b[2K\x1b[1A\x1b[2K")
+    assert drawn.endswith(f"{shown}\x1b[?25h")
+    assert left == shown
 
 
 def test_a_job_nobody_knows_is_given_up_and_does_not_hold_up_the_others(tmp_path: Path, runs: list[Submission]) -> None:

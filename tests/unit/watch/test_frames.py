@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from rich.screen import Screen
 
 from llmlaunch.units import GIB
-from llmlaunch.watch.frames import ASCII, BLOCKS, Glyphs, Line, alarm, bar, frame, sparkline
+from llmlaunch.watch.frames import BLOCKS, Bar, RunsFrame, alarm, sparkline
 from llmlaunch.watch.model import Gauge, WatchedRun
 from llmlaunch.watch.views import changes
 
@@ -52,20 +57,24 @@ def run_of(*gauges: Gauge, **changed: object) -> WatchedRun:
     return replace(run, **changed)
 
 
-def plain(line: Line) -> str:
-    return "".join(text for text, _ in line).rstrip()
+def console(columns: int, rows: int, encoding: str = "utf-8") -> Console:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    return Console(file=terminal, width=columns, height=rows, force_terminal=True, color_system=None)
 
 
-def text(lines: list[Line]) -> list[str]:
-    return [plain(line) for line in lines]
+def drawn(runs: Sequence[WatchedRun], columns: int, rows: int, encoding: str = "utf-8", trouble: str = "") -> list[str]:
+    """The lines of a frame, without those that only fill the terminal."""
+    terminal = console(columns, rows, encoding)
+    with terminal.capture() as capture:
+        terminal.print(RunsFrame(runs, NOW, trouble), height=rows)
+    return [line.rstrip() for line in capture.get().splitlines()]
 
 
 def test_one_run_shows_steps_ages_and_a_bar_for_each_gpu() -> None:
-    drawn = text(frame([run_of(gauge(0, 50.0, used=40.0), gauge(1, 62.0))], 100, 24, NOW))
-    assert drawn == [
+    assert drawn([run_of(gauge(0, 50.0, used=40.0), gauge(1, 62.0))], 100, 24) == [
         "llama [4711] running",
-        "step 40/100 | loss 2.5000 | 2 s/step | 8,000 tokens/s (2,000 per device) | 2 min left",
-        "logged 3 s ago",
+        "step 40/100 | loss 2.5000 | 2 s/step | 8,000 tokens/s (2,000 per device) | 2 min left |",
+        "  logged 3 s ago",
         "loss 4 █▃▁ 2.5",
         "GPU memory, GiB: as of 12 s ago | 1 above prediction",
         "node   gpu  rank  stage   now  peak  of pred.",
@@ -79,24 +88,24 @@ def test_of_512_gpus_the_fullest_are_shown_and_the_rest_is_counted() -> None:
     gauges = [gauge(n, 30.0 + n % 7) for n in range(512)]
     gauges[300] = gauge(300, 63.0)
     gauges[200] = gauge(200, 1.0, note="lost (NVML code 15)")
-    drawn = text(frame([run_of(*gauges)], 80, 20, NOW))
-    assert len(drawn) == 20
-    first = drawn.index("node    gpu  rank  stage   now  peak  of pred.")
-    assert drawn[first + 1].startswith("node26    0   200")
-    assert drawn[first + 1].endswith("lost (NVML code 15)")
-    assert drawn[first + 2].split()[:3] == ["node38", "4", "300"]
-    assert drawn[-1] == f"and {512 - (20 - first - 2)} more, the fullest at 60 % of its prediction"
+    lines = drawn([run_of(*gauges)], 80, 20)
+    assert len(lines) == 20
+    first = lines.index("node    gpu  rank  stage   now  peak  of pred.")
+    assert lines[first + 1].startswith("node26    0   200")
+    assert lines[first + 1].endswith("lost (NVML code 15)")
+    assert lines[first + 2].split()[:3] == ["node38", "4", "300"]
+    assert lines[-1] == f"and {512 - (20 - first - 2)} more, the fullest at 60 % of its prediction"
 
 
 def test_forty_columns_keep_rank_peak_and_share() -> None:
-    drawn = text(frame([run_of(*(gauge(n, 50.0) for n in range(4)))], 40, 15, NOW))
-    assert max(map(len, drawn)) <= 40
-    head = next(line for line in drawn if "of pred." in line)
+    lines = drawn([run_of(*(gauge(n, 50.0) for n in range(4)))], 40, 15)
+    assert max(map(len, lines)) <= 40
+    head = next(line for line in lines if "of pred." in line)
     assert {"rank", "peak"} <= set(head.split())
-    assert sum("83 %" in line and "█" in line for line in drawn) == 4
+    assert sum("83 %" in line and "█" in line for line in lines) == 4
 
 
-SIZES = st.tuples(st.integers(1, 200), st.integers(1, 60))
+SIZES = st.tuples(st.integers(40, 200), st.integers(18, 60))
 RUNS = st.builds(
     run_of,
     st.builds(gauge, st.integers(0, 600), st.floats(0.0, 100.0), st.floats(0.0, 100.0), st.sampled_from(["", "lost"])),
@@ -109,29 +118,50 @@ RUNS = st.builds(
 )
 
 
-@given(st.lists(RUNS, min_size=1, max_size=40), SIZES, st.sampled_from([BLOCKS, ASCII]))
-def test_no_frame_is_larger_than_its_terminal(runs: list[WatchedRun], size: tuple[int, int], glyphs: Glyphs) -> None:
+@given(st.lists(RUNS, min_size=1, max_size=40), SIZES, st.sampled_from(["utf-8", "ascii"]))
+def test_no_frame_is_larger_than_its_terminal(runs: list[WatchedRun], size: tuple[int, int], encoding: str) -> None:
     columns, rows = size
-    drawn = frame(runs, columns, rows, NOW, glyphs)
-    assert 1 <= len(drawn) <= rows
-    assert all(sum(len(piece) for piece, _ in line) <= columns for line in drawn)
-    assert all(c.isprintable() for line in drawn for piece, _ in line for c in piece)
+    lines = drawn(runs, columns, rows, encoding, trouble="squeue does not answer")
+    assert 1 <= len(lines) <= rows
+    assert lines[-1] == "squeue does not answer"
+    assert all(cell_len(line) <= columns for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+
+@settings(max_examples=30)
+@given(st.lists(RUNS, min_size=1, max_size=3), st.integers(1, 39), st.integers(1, 17))
+def test_the_smallest_terminal_is_drawn_on(runs: list[WatchedRun], columns: int, rows: int) -> None:
+    terminal = console(columns, rows)
+    screen = terminal.render_lines(Screen(RunsFrame(runs, NOW)))
+    assert [sum(piece.cell_length for piece in line) for line in screen] == [columns] * rows
+
+
+def test_text_of_a_run_is_no_markup_and_no_control() -> None:
+    run = run_of(gauge(0, 50.0, note="[bold]\x1b[2Jx"), because="[red]why[/red] :warning:", remarks=("[/]\x07",))
+    for runs in ([run], [run, run]):
+        shown = "\n".join(drawn(runs, 150, 24))
+        assert "[red]why[/red] :warning:" in shown
+        assert "[/]?" in shown
+        assert "\x1b" not in shown
+    assert "[bold]x" in "\n".join(drawn([run], 150, 24))
 
 
 def test_several_runs_have_a_line_each_and_those_that_go_on_come_first_where_there_are_too_many() -> None:
     waiting = [replace(run_of(), name=f"w{n}", phase="pending", because="Priority", step=None) for n in range(8)]
-    drawn = text(frame([*waiting, run_of(gauge(0, 50.0))], 120, 6, NOW))
-    assert len(drawn) == 6
-    assert drawn[1].split()[:3] == ["llama", "4711", "running"]
-    assert "83 %" in drawn[1]
-    assert drawn[2].endswith("Priority")
-    assert drawn[-1] == "and 5 more: 5 pending"
+    lines = drawn([*waiting, run_of(gauge(0, 50.0))], 120, 6)
+    assert len(lines) == 6
+    assert lines[1].split()[:3] == ["llama", "4711", "running"]
+    assert "83 %" in lines[1]
+    assert lines[2].endswith("Priority")
+    assert lines[-1] == "and 5 more: 5 pending"
+    narrow = drawn([*waiting, run_of(gauge(0, 50.0))], 80, 24)
+    assert sum(line.endswith("Priority") for line in narrow) == 8
 
 
 def test_a_run_without_monitors_says_so_and_one_that_waits_says_why() -> None:
-    assert text(frame([run_of()], 80, 24, NOW))[-1] == "no monitor has written yet"
+    assert drawn([run_of()], 80, 24)[-1] == "no monitor has written yet"
     pending = run_of(phase="pending", because="Resources", step=None, loss=None, losses=())
-    assert text(frame([pending], 80, 24, NOW)) == ["llama [4711] pending: Resources"]
+    assert drawn([pending], 80, 24) == ["llama [4711] pending: Resources"]
 
 
 @pytest.mark.parametrize(
@@ -149,14 +179,17 @@ def test_a_bar_has_its_length_its_marks_and_a_colour_by_prediction_and_limit(
     peak: float, note: str, style: str
 ) -> None:
     assert alarm(gauge(0, peak, note=note)) == style
-    drawn = plain(bar(gauge(0, peak), 80 * GIB, 20, ASCII))
-    assert (len(drawn), "|" in drawn) == (20, True)
+    terminal = console(20, 1, "ascii")
+    with terminal.capture() as capture:
+        terminal.print(Bar(gauge(0, peak), 80 * GIB))
+    bar = capture.get().rstrip("\n")
+    assert (len(bar), bar[15:17], bar.count("#")) == (20, ":|", min(round(peak / 4), 20) - (peak > 62) - (peak > 66))
 
 
 def test_a_sparkline_shows_what_is_no_number_and_a_flat_one_is_flat() -> None:
-    values = ((1.0, math.nan, 2.0), (2.0, 2.0), (math.nan,))
-    assert [sparkline(shown, 10, BLOCKS) for shown in values] == ["▁x█", "▁▁", "x"]
-    assert sparkline((1.0, 2.0), 0, BLOCKS) == ""
+    values = ((1.0, math.nan, 2.0), (2.0, 2.0), (math.nan,), (1.7e308, -1.7e308))
+    assert [sparkline(shown, 10, BLOCKS.steps) for shown in values] == ["▁x█", "▁▁", "x", "█▁"]
+    assert sparkline((1.0, 2.0), 0, BLOCKS.steps) == ""
 
 
 def test_a_pipe_gets_a_line_for_each_change_and_none_without() -> None:

@@ -76,14 +76,16 @@ def watch_runs(submissions: Sequence[Submission], as_json: bool, interval_second
     one run became is summed up when it has ended. Return 1 where one of them ended without success."""
     from llmlaunch.watch.loop import StatePoller, View, watch
     from llmlaunch.watch.run_reader import RunReader
-    from llmlaunch.watch.views import JsonView, LineView, TerminalView, can_draw
+    from llmlaunch.watch.views import JsonView, LineView
 
     poller = StatePoller(submissions, notify)
     readers = [RunReader(submission) for submission in submissions]
     view: View
     shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     screen = Screen(sys.stdout)
-    if can_draw() and not as_json:
+    if screen.live and not as_json:
+        from llmlaunch.watch.terminal import TerminalView
+
         view = terminal = TerminalView()
         shown = terminal.shown()
     else:

@@ -45,15 +45,15 @@ def follow(
     reader: FollowReader = LogReader(submission, logs or JobLogs(submission, tail=tail)) if as_lines else events
     poller = StatePoller([submission], screen.say, ask, poll_seconds)
     try:
-        watch(
-            poller,
-            [reader],
-            _OneRunView(screen, submission),
-            _READ_SECONDS,
-            patience_seconds=patience_seconds,
-            late_reads=_LATE_READS,
-        )
-        screen.clear()
+        with screen.in_place():
+            watch(
+                poller,
+                [reader],
+                _OneRunView(screen, submission),
+                _READ_SECONDS,
+                patience_seconds=patience_seconds,
+                late_reads=_LATE_READS,
+            )
         for line in reader.last_lines(poller.looks[0], screen.width):
             screen.say(line)
     except KeyboardInterrupt:
@@ -80,10 +80,10 @@ def follow_several(
     poller = StatePoller(submissions, screen.say, ask, poll_seconds)
     readers = [EventReader(submission) for submission in submissions]
     try:
-        watch(poller, readers, _SeveralRunsView(screen), _SEVERAL_READ_SECONDS, patience_seconds=patience_seconds)
+        with screen.in_place():
+            watch(poller, readers, _SeveralRunsView(screen), _SEVERAL_READ_SECONDS, patience_seconds=patience_seconds)
     except KeyboardInterrupt:
         screen.say("Stopped following; the jobs continue. Look again: llmlaunch runs; cancel one: llmlaunch cancel DIR")
-    screen.clear()
     return {look.submission.job_id: look.state for look in poller.looks}
 
 
