@@ -3,8 +3,9 @@
  *   cc -std=c11 -Wall -Wextra -Werror -O1 -shared -fPIC -o faulty_disk.so faulty_disk.c -ldl
  *
  * FAULTY_UNDER  the folder; its calls fail as said in
- * FAULTY_HOW    this file, read at every call: `hang` waits until the file says something else, a number is the errno
- *               that writing fails with, empty or missing is a disk that is well.
+ * FAULTY_HOW    this file, read at every call: `hang` waits until the file says something else, `hang writes` does so
+ *               only where something is written, a number is the errno that writing fails with, empty or missing is a
+ *               disk that is well.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -36,7 +37,7 @@ static int fault(const char *path, int writes)
             close(file);
         }
         text[length > 0 ? length : 0] = 0;
-        if (strncmp(text, "hang", 4))
+        if (strncmp(text, "hang", 4) || (!writes && !strncmp(text, "hang w", 6)))
             return writes ? atoi(text) : 0;
         usleep(10000);
     }

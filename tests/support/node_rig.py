@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -208,13 +208,19 @@ class NodeRig:
         """Start `node.pyz ARGUMENTS`; it is ended with the test at the latest."""
         return self._start([str(self.archive), *arguments], **more)
 
-    def _start(self, words: list[str], setup: Callable[[], object] | None = None, **environment: str) -> Any:
+    def _start(
+        self,
+        words: list[str],
+        setup: Callable[[], object] | None = None,
+        stderr: int | IO[bytes] = subprocess.PIPE,
+        **environment: str,
+    ) -> Any:
         process = subprocess.Popen(
             [self.python, "-I", "-S", *words],
             env=self.environment(**environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             preexec_fn=setup,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,10 @@ def program(path: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def at_once(task: Callable[[], None]) -> None:
+    task()
 
 
 # --- variables ---
@@ -85,23 +89,23 @@ def test_one_run_of_wandb_for_all_attempts_with_the_prediction_as_its_configurat
     (tmp_path / "layout" / "wandb-config.json").write_text("{}")
     environment: dict[str, str] = {}
     run = {"name": "", "save_dir": ""}
-    export_tracking({"wandb": run, "workdir": ""}, tmp_path, tmp_path / "layout", environment)
+    export_tracking({"wandb": run, "workdir": ""}, tmp_path, tmp_path / "layout", environment, at_once)
     expected = {"WANDB_RUN_ID": "tiny-run-1", "WANDB_RESUME": "allow", "WANDB_NAME": "tiny run/1"}
     assert environment == {**expected, "WANDB_DIR": str(tmp_path)}
     config = tmp_path / "config-defaults.yaml"
     assert config.read_text() == "{}"
     own = {"name": "$(mine)", "save_dir": str(tmp_path / "of wandb")}
-    export_tracking({"wandb": own, "workdir": "/code"}, tmp_path, tmp_path / "layout", environment)
+    export_tracking({"wandb": own, "workdir": "/code"}, tmp_path, tmp_path / "layout", environment, at_once)
     assert (environment["WANDB_NAME"], environment["WANDB_DIR"]) == ("$(mine)", own["save_dir"])
     assert environment["WANDB_CONFIG_PATHS"] == str(config)  # the trainers start in another folder
     assert (tmp_path / "of wandb").is_dir()
     with pytest.raises(NodeError, match="cannot make the folder of Weights & Biases, /proc/none: "):
-        export_tracking({"wandb": {**own, "save_dir": "/proc/none"}, "workdir": ""}, tmp_path, tmp_path, environment)
+        export_tracking({"wandb": {**own, "save_dir": "/proc/none"}, "workdir": ""}, tmp_path, tmp_path, {}, at_once)
 
 
 def test_an_untracked_run_has_no_variable_of_wandb(tmp_path: Path) -> None:
     environment: dict[str, str] = {}
-    export_tracking({"wandb": None, "workdir": ""}, tmp_path, tmp_path, environment)
+    export_tracking({"wandb": None, "workdir": ""}, tmp_path, tmp_path, environment, at_once)
     assert environment == {}
 
 

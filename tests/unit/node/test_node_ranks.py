@@ -60,6 +60,35 @@ def test_the_record_is_there_from_start_to_end(cpu_node: NodeRig) -> None:
     assert [path.name for path in (cpu_node.attempt_directory / "ranks").iterdir()] == [f"{NODE}.jsonl"]
 
 
+def test_a_rank_starts_while_the_disk_of_its_run_takes_no_write(
+    cpu_node: NodeRig, faulty_disk: Path, tmp_path: Path
+) -> None:
+    """Its log is on that disk, too. What the rank itself prints goes there once the disk is well."""
+    started = tmp_path / "started"
+    program = f"touch {started}; echo trains; while [ ! -e {tmp_path / 'end'} ]; do sleep 0.05; done"
+    wandb = {"name": "", "save_dir": ""}
+    node = LaunchedNode(cpu_node, "env", "-u", "LD_PRELOAD", "sh", "-c", program, devices=1, wandb=wandb)
+    cpu_node.write("run.id", "tiny")
+    cpu_node.write("wandb-config.json", "{}")
+    log = node.run / "logs" / f"{ATTEMPT}.{NODE}.log"
+    cpu_node.disk("hang writes")
+    with log.open("wb") as file:
+        process = node.start(stderr=file, **cpu_node.faulty(faulty_disk))
+    until(started.exists, "the rank")
+    assert log.read_bytes() == b""
+    assert not (node.run / "config-defaults.yaml").exists()
+    assert cpu_node.records() == {}
+    cpu_node.disk("")
+    until(cpu_node.records, "the record")
+    (tmp_path / "end").touch()
+    assert process.wait(PATIENCE_SECONDS) == 0
+    said = log.read_text().splitlines()
+    assert said[0].startswith(f"llmlaunch: {NODE}: training with ")
+    assert said[1:] == ["[rank0]: trains", f"llmlaunch: {NODE}: done"]
+    assert (node.run / "config-defaults.yaml").read_text() == "{}"
+    assert cpu_node.record()["exit_code"] == 0
+
+
 def test_a_ranks_resident_peak_is_the_kernels(cpu_node: NodeRig) -> None:
     program = "block = b'x' * (64 << 20); del block; import resource as r; print(r.getrusage(r.RUSAGE_SELF).ru_maxrss)"
     done = LaunchedNode(cpu_node, sys.executable, "-c", program, devices=1).train()

@@ -42,7 +42,7 @@ run.finish()
 def attempt(run: Path) -> dict[str, object]:
     """Start a trainer with what a node exports of W&B; return what wandb wrote."""
     environment = outside_slurm("WANDB")
-    export_tracking(json.loads((run / "run.json").read_bytes())["launch"], run, run, environment)
+    export_tracking(json.loads((run / "run.json").read_bytes())["launch"], run, run, environment, lambda task: task())
     environment |= {"WANDB_MODE": "offline"}
     before = set(run.glob("wandb/offline-run-*"))
     command = [sys.executable, "-c", TRAINER]

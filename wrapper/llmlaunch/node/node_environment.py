@@ -80,26 +80,40 @@ def put_first(environment: Environment, folder: str) -> None:
     environment["PYTHONPATH"] = f"{folder}:{others}" if others else folder
 
 
-def export_tracking(launch: Mapping[str, Any], run_directory: Path, layout: Path, environment: Environment) -> None:
+def export_tracking(
+    launch: Mapping[str, Any],
+    run_directory: Path,
+    layout: Path,
+    environment: Environment,
+    on_disk: Callable[[Callable[[], None]], None],
+) -> None:
     """One run of Weights & Biases for this run directory: restarts, follow-up jobs and fallback layouts go on with it.
-    Its key comes from the environment that submitted, or from `wandb login` on this machine. Raises NodeError."""
+    Its key comes from the environment that submitted, or from `wandb login` on this machine. `on_disk` does later what
+    it is given. Raises NodeError."""
     wandb = launch.get("wandb")
     if wandb is None:
         return
     run_id = (run_directory / file_names.RUN_ID).read_text(encoding="utf-8").strip()
     environment["WANDB_RUN_ID"], environment["WANDB_RESUME"] = re.sub(r"[^A-Za-z0-9_-]", "-", run_id), "allow"
     environment["WANDB_NAME"] = wandb["name"] or run_id
-    environment["WANDB_DIR"] = folder = wandb["save_dir"] or str(run_directory)
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NodeError(f"cannot make the folder of Weights & Biases, {folder}: {error.strerror}") from error
+    environment["WANDB_DIR"] = wandb["save_dir"] or str(run_directory)
+    if wandb["save_dir"]:
+        try:
+            Path(wandb["save_dir"]).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot make the folder of Weights & Biases, {wandb['save_dir']}: {error.strerror}"
+            raise NodeError(reason) from error
+    # The prediction. wandb.init, seconds after a rank begins, makes this file of the working directory the run's
+    # configuration.
+    config = run_directory / "config-defaults.yaml"
+    if launch["workdir"]:  # the trainers start in another folder
+        environment["WANDB_CONFIG_PATHS"] = str(config)
+    on_disk(lambda: _copy_if_possible(layout / "wandb-config.json", config))
+
+
+def _copy_if_possible(source: Path, target: Path) -> None:
     with contextlib.suppress(OSError):
-        # The prediction. wandb.init makes this file of the working directory the run's configuration.
-        config = run_directory / "config-defaults.yaml"
-        replace_bytes(config, (layout / "wandb-config.json").read_bytes(), lasting=False)
-        if launch["workdir"]:  # the trainers start in another folder
-            environment["WANDB_CONFIG_PATHS"] = str(config)
+        replace_bytes(target, source.read_bytes(), lasting=False)
 
 
 def threads_on_host(devices: int, environment: Environment) -> str:

@@ -21,8 +21,9 @@ LONGEST_LINE_BYTES = 2**16
 
 
 class NodeLog:
-    """Lines on their way to a descriptor. `put` waits for a disk that is only slower than the ranks, as they would
-    themselves; of one that has taken nothing for STALLED_SECONDS it drops what MOST_WAITING_BYTES do not hold."""
+    """Lines on their way to a descriptor. Before `start` they are written at once. Then `put` waits for a disk that is
+    only slower than the ranks, as they would themselves; of one that has taken nothing for STALLED_SECONDS it drops
+    what MOST_WAITING_BYTES do not hold."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -35,7 +36,8 @@ class NodeLog:
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
 
     def start(self) -> None:
-        """Begin to write. Not before the ranks were forked: a child would have a copy of no thread."""
+        """Write in a thread from now on. Ranks may be forked meanwhile: it imports nothing, and a child needs none of
+        its locks."""
         self._moved_at = time.monotonic()
         self._thread.start()
 
@@ -48,6 +50,9 @@ class NodeLog:
         return self._refused_bytes + self._failed_bytes
 
     def put(self, lines: bytes) -> None:
+        if not self._thread.is_alive():
+            self._write_all(lines)
+            return
         while self._is_full(len(lines)) and time.monotonic() - self._moved_at < STALLED_SECONDS:
             time.sleep(0.005)
         if self._is_full(len(lines)):
@@ -60,6 +65,8 @@ class NodeLog:
     def flush(self, seconds: float) -> bool:
         """Wait until all that was put is written or lost, so many seconds at most. Returns False for a disk that hangs,
         which is left behind."""
+        if not self._thread.is_alive():
+            return True
         done = threading.Event()
         self._queue.append(done)
         self._ready.release()

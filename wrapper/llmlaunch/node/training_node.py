@@ -85,7 +85,10 @@ def main(argv: list[str]) -> int:
         node = TrainingNode(place, run)
         code = node.run(options.what)
     except (NodeError, CommandError) as error:
-        say_on_stderr(f"{node_name(os.environ)}: {error}")
+        if node is None:
+            say_on_stderr(f"{node_name(os.environ)}: {error}")
+        else:
+            node.say(str(error))
         if not isinstance(error, StoppedEarly) and options.what is None:
             from .diagnose import write_why
 
@@ -93,7 +96,7 @@ def main(argv: list[str]) -> int:
         code = 1
     finally:
         if node is not None:
-            node.own.remove()
+            node.close()
     if node is not None:
         node.channel.send(node_channel.ENDED, code)
     return code
@@ -114,11 +117,11 @@ class TrainingNode:
         self._port_holder: socket.socket | None = None
         self._is_killed = False
         self._ranks: NodeRanks | None = None
-        self._log: NodeLog | None = None  # while ranks run
+        self._log = NodeLog(os.dup(2))
         self._appender = RecordAppender(place.folder / file_names.RANKS / f"{place.node}.jsonl")
         self._disk = DiskThread()
         self._files = place.run_directory  # where the ranks import from: on this node's own disk, if that takes a copy
-        self.own = OwnFolders(self._say)
+        self._own = OwnFolders(self.say)
         ignored = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_IGN]
         heard = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
         self._loop = EventLoop([n for n in heard if n not in ignored], self._on_signal, self._on_child)
@@ -134,21 +137,23 @@ class TrainingNode:
             "LLMLAUNCH_NODE": place.node,
             "LLMLAUNCH_NODE_RANK": str(place.node_rank),
         }
+        if what is None:  # from here to the start of the ranks nothing is written to a disk that may hang
+            self._log.start()
         self._listen()
         warning = raise_open_files(place.node_rank, launch)
         if warning:
-            self._say(warning)
+            self.say(warning)
         self._enter_run_directory()
-        export_tracking(launch, place.run_directory, place.layout, environment)
+        export_tracking(launch, place.run_directory, place.layout, environment, self._disk.give)
         export_launch(launch, environment)
         if launch["threads_on_host"]:
             threads = threads_on_host(place.devices, environment)
-            self._say(f"the optimizer steps on the host, with {threads} thread(s) a rank")
+            self.say(f"the optimizer steps on the host, with {threads} thread(s) a rank")
         python = training_python(launch, environment)
-        self._say(f"training with {python.path}")
-        self.own.use_temporary_folder(environment)
+        self.say(f"training with {python.path}")
+        self._own.use_temporary_folder(environment)
         if what != PREFLIGHT:
-            self.own.make_caches(place.run_directory, place.attempt, place.node, environment)
+            self._own.make_caches(place.run_directory, place.attempt, place.node, environment)
         self._copy_to_this_node()
         environment[NODE_FILES] = str(self._files)
         if what == PREFLIGHT:
@@ -156,17 +161,18 @@ class TrainingNode:
         if launch["tokenizer"]:
             said = fetch_tokenizer(python.path, launch["tokenizer"], environment)
             if said:
-                self._say(said)
+                self.say(said)
         if what == PREPARE:
             return self._prepare(python)
         return self._train(python)
 
-    def _say(self, text: str) -> None:
-        text = f"{self._place.node}: {text}"
-        if self._log is None:
-            say_on_stderr(text)
-        else:
-            self._log.put(f"llmlaunch: {text}\n".encode("utf-8", "surrogateescape"))
+    def say(self, text: str) -> None:
+        self._log.put(f"llmlaunch: {self._place.node}: {text}\n".encode("utf-8", "surrogateescape"))
+
+    def close(self) -> None:
+        """Remove the folders of this node's own, and write the last lines of the log if the disk takes them."""
+        self._own.remove()
+        self._log.flush(LAST_WORDS_SECONDS)
 
     # --- the job ---
 
@@ -195,7 +201,7 @@ class TrainingNode:
         if self._ranks is None or self._ranks.have_ended:
             self._is_killed = True
         elif self._environment.get("SLURM_STEP_ID"):
-            self._say("the job is gone; ending the ranks without a save")
+            self.say("the job is gone; ending the ranks without a save")
             self._end_ranks(signal.SIGKILL)
         else:
             self._save("the job is gone")
@@ -211,7 +217,7 @@ class TrainingNode:
         if self._told:
             return
         self._told = who
-        self._say(f"told to stop ({who}); asking the ranks to save")
+        self.say(f"told to stop ({who}); asking the ranks to save")
         if self._ranks is not None:
             self._ranks.save()
 
@@ -249,7 +255,7 @@ class TrainingNode:
     def _copy_to_this_node(self) -> None:
         """Python asks the file system about each module it imports, in each folder where that might be. Thousands of
         ranks would ask one shared server millions of times; so what they import of this run is copied here once."""
-        folder = self.own.make("node")
+        folder = self._own.make("node")
         try:
             if folder is None:
                 raise OSError
@@ -260,7 +266,7 @@ class TrainingNode:
             (folder / "monitor.log").touch()
             self._files = folder
         except OSError:
-            self._say("this node's disk takes no copy of what the ranks import; they read the run directory's")
+            self.say("this node's disk takes no copy of what the ranks import; they read the run directory's")
 
     def _preflight(self, python: TrainingPython) -> int:
         """The job wants to know whether this node is fit."""
@@ -307,7 +313,7 @@ class TrainingNode:
     def _train(self, python: TrainingPython) -> int:
         place, launch = self._place, self._launch
         if launch["flight_recorder"]:  # the job made the folder
-            self.own.record_collectives(place.folder / file_names.FLIGHT, python.torch, self._environment)
+            self._own.record_collectives(place.folder / file_names.FLIGHT, python.torch, self._environment)
         program = [python.path, *self._program()]
         folder = self._working_directory()
         archive = self._files / file_names.NODE_ARCHIVE
@@ -321,10 +327,9 @@ class TrainingNode:
             stop_monitor(monitor)
             deliver_log(monitor)
             raise
-        log = NodeLog(os.dup(2))
         processes = self._processes(port)
         self._ranks = NodeRanks(
-            processes, self._loop, log, self._appender.append_or_say, self._disk.give, self._hear_lines
+            processes, self._loop, self._log, self._appender.append_or_say, self._disk.give, self._hear_lines
         )
         try:
             self._ranks.start(program, folder)
@@ -332,13 +337,11 @@ class TrainingNode:
             stop_monitor(monitor)
             deliver_log(monitor)
             raise NodeError(f"the ranks cannot be started: {error.strerror}") from error
-        log.start()
-        self._log = log
         self._disk.start()
         self._loop.every(QUIET_SECONDS, self._ranks.flush_quiet_lines)
         self._on_child()  # of a rank that ended before the loop began
         self._loop.run(lambda: self._ranks is None or self._ranks.have_ended)
-        return self._end(log, monitor, before)
+        return self._end(monitor, before)
 
     def _program(self) -> list[str]:
         path = self._place.layout / file_names.COMMAND
@@ -358,7 +361,7 @@ class TrainingNode:
         from .rollback import skipped_steps  # here: few attempts leave any out
 
         steps = [str(step) for step in skipped_steps(self._place.skip)]
-        self._say(f"leaving out batches, from that of step {steps[0]} to that of step {steps[-1]}")
+        self.say(f"leaving out batches, from that of step {steps[0]} to that of step {steps[-1]}")
         return [self._launch["skip_flag"], *steps]
 
     def _working_directory(self) -> Path:
@@ -422,23 +425,23 @@ class TrainingNode:
 
     def _kill(self) -> None:
         if self._ranks is not None and not self._ranks.have_ended:
-            self._say(f"ranks are left {GRACE_SECONDS:.0f} s after the first one failed; killing them")
+            self.say(f"ranks are left {GRACE_SECONDS:.0f} s after the first one failed; killing them")
             self._ranks.end(signal.SIGKILL)
 
     # --- how it ended ---
 
-    def _end(self, log: NodeLog, monitor: Monitoring, before: Record) -> int:
+    def _end(self, monitor: Monitoring, before: Record) -> int:
         assert self._ranks is not None
         place, failed, code = self._place, self._ranks.first_failed, self._ranks.exit_code
         if failed is not None:
             from ..causes.cause import rank_end  # here: only a node that failed needs all that knows of causes
 
-            self._say(f"rank {failed.number} {rank_end(failed.record)}")
-        log.flush(DISK_SECONDS)
-        if log.dropped_bytes:
-            self._say(f"{log.dropped_bytes} bytes of the ranks' output are lost: the disk did not take them")
+            self.say(f"rank {failed.number} {rank_end(failed.record)}")
+        self._log.flush(DISK_SECONDS)
+        if self._log.dropped_bytes:
+            self.say(f"{self._log.dropped_bytes} bytes of the ranks' output are lost: the disk did not take them")
         if not self._disk.finish(DISK_SECONDS):
-            self._say("the file system does not answer; how the ranks ended may not be written down")
+            self.say("the file system does not answer; how the ranks ended may not be written down")
         if failed is None:
             self._disk.give(self._write_done_marker)
             self._disk.finish(DISK_SECONDS)
@@ -450,16 +453,15 @@ class TrainingNode:
         stop_monitor(monitor)
         self._disk.give(lambda: deliver_log(monitor))
         self._disk.finish(LAST_WORDS_SECONDS)
-        log.flush(LAST_WORDS_SECONDS)
         return code
 
     def _write_done_marker(self) -> None:
         marker = self._place.folder / file_names.DONE / self._place.node
         try:
             os.close(open_to_append(marker))  # the folder is there, unless this was started by hand
-            self._say("done")
+            self.say("done")
         except OSError as error:
-            self._say(f"cannot write the done marker ({error.strerror}); the job will count as failed")
+            self.say(f"cannot write the done marker ({error.strerror}); the job will count as failed")
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
