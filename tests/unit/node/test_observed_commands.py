@@ -150,6 +150,17 @@ def test_where_nothing_can_be_written_the_command_runs_unobserved(cpu_node: Node
     assert len(err.splitlines()) == 1
 
 
+def test_a_command_starts_though_the_disk_hangs_from_the_first(cpu_node: NodeRig, faulty_disk: Path) -> None:
+    cpu_node.disk("hang")
+    process = observe(cpu_node, "sh", "-c", "echo at work; cat; exit 4", **cpu_node.faulty(faulty_disk))
+    assert process.stdout.readline() == "at work\n"
+    cpu_node.disk("")
+    code, _, err = ended(process)
+    assert code == 4
+    assert err.startswith("llmlaunch: observe: the observer is not ready; the command starts without it\n")
+    assert cpu_node.status()["exit_code"] == 4  # how it ended is written down all the same
+
+
 @pytest.mark.parametrize("how", ["28", "hang"], ids=["a full disk", "a disk that hangs"])
 def test_no_disk_keeps_the_command_from_its_own_end(cpu_node: NodeRig, faulty_disk: Path, how: str) -> None:
     cpu_node.disk("")

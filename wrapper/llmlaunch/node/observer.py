@@ -34,7 +34,6 @@ from .hook_files import HOOK_FOLDER, SOURCES, hook_file
 from .host_memory import memory_counters
 from .monitor import Monitor, monitor_options
 from .nvml_sampler import load_small
-from .observed_end import end_of, write_end
 from .observed_job import (
     batch_script,
     description,
@@ -47,7 +46,6 @@ from .observed_job import (
     take_attempt,
 )
 from .observed_ranks import ObservedRanks
-from .observed_report import claims_report, report_lines
 from .process_tree import Process
 from .progress import StepTracker
 
@@ -138,6 +136,8 @@ class Observer:
 
     def _describe(self, node: NodeObserver, output: tuple[str, int] | None) -> None:
         """Record what is known at the beginning. The first observer of a job also records what is the same for all."""
+        from .observed_end import write_end  # here: the command does not wait for all that knows of causes
+
         memory = memory_counters()
         self._start["memory_before"] = {
             "at": time.time(),
@@ -187,6 +187,9 @@ class Observer:
 
     def _write_end(self, node: NodeObserver) -> list[str]:
         """Write how the command ended, and return what is to be reported if this observer reports for the job."""
+        from .observed_end import end_of, write_end
+        from .observed_report import claims_report, report_lines
+
         record: ObservedEnd = {**self._start, **end_of(self._end)}
         if self._start["child"] is not None:
             node.ranks.note_end(self._start["child"], record)
