@@ -59,7 +59,7 @@ class DiskThread:
             try:
                 task()
             except Exception as error:  # of this task; the next one may do
-                say(f"monitor: {type(error).__name__}: {error}")
+                say(f"disk: {type(error).__name__}: {error}")
             self._since = None
 
 

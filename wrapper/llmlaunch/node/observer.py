@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import queue
 import signal
 import socket
 import struct
@@ -32,6 +31,7 @@ from ..rundir.values import byte_count, host_names
 from .files import node_log_tail, say
 from .hook_files import HOOK_FOLDER, SOURCES, hook_file
 from .host_memory import memory_counters
+from .line_writer import DiskThread
 from .monitor import Monitor, monitor_options
 from .nvml_sampler import load_small
 from .observed_job import (
@@ -218,7 +218,7 @@ class NodeObserver:
         self._log: LogTail | None = None
         self._monitor: Monitor | None = None
         self._log_place: tuple[Path, int] | None = None
-        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._disk = DiskThread()
         self._stopped = threading.Event()
         self._all_heard = threading.Event()
         self._tracker = StepTracker({}, time.monotonic())
@@ -226,10 +226,8 @@ class NodeObserver:
         self._written_at = 0.0
         self._unwritten = False
         self._step_at: float | None = None
-
-    def give(self, job: Callable[[], None]) -> None:
-        """Give a job to the thread that writes files."""
-        self._jobs.put(job)
+        self._quiet_since = time.monotonic()
+        self.give = self._disk.give  # to the thread that reads and writes files
 
     def follow(self, path: str, offset: int) -> None:
         """Read the steps in this log, from `offset` on."""
@@ -247,17 +245,16 @@ class NodeObserver:
                 sender.sendto(b"", self._name)  # it queues behind the ranks' messages
                 self._all_heard.wait(LAST_WORDS_SECONDS)
         self._stopped.set()
-        self._jobs.put(lambda: None)  # so that the thread of the files looks
         os.kill(os.getpid(), END_SIGNAL)
 
     def run(self, first: Record | None = None) -> None:
         """Observe until `stop`. `first` is the message of the rank that started this process."""
-        files = threading.Thread(target=self._write_files, daemon=True)
-        files.start()
+        self._disk.start()
+        threading.Thread(target=self._look_again_and_again, daemon=True).start()
         while not self._stopped.is_set():
             if self._listener is not None:
                 if first is not None:
-                    self._jobs.put(lambda: self.ranks.hear(first["pid"], first))
+                    self.give(lambda: self.ranks.hear(first["pid"], first))
                 threading.Thread(target=self._listen, args=(self._listener,), daemon=True).start()
                 self._run_monitor()
                 break
@@ -266,7 +263,8 @@ class NodeObserver:
             signal.sigtimedwait({END_SIGNAL}, TAKE_OVER_SECONDS)
             self._listener = self._bound()
         self._stopped.set()
-        files.join()
+        self.give(lambda: self._look(last=True))
+        self._disk.finish(threading.TIMEOUT_MAX)
 
     def _bound(self) -> socket.socket | None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -295,7 +293,7 @@ class NodeObserver:
         with contextlib.suppress(ValueError):
             message = parse_json(data)
             if isinstance(message, dict) and byte_count(message.get("rank")) is not None:
-                self._jobs.put(lambda: self.ranks.hear(pid, message))
+                self.give(lambda: self.ranks.hear(pid, message))
 
     def _run_monitor(self) -> None:
         options = monitor_options(self.directory, self.attempt, self.node, self._interval)
@@ -304,32 +302,17 @@ class NodeObserver:
             self._monitor.follow_log(*self._log_place)
         self._monitor.run()
 
+    def _look_again_and_again(self) -> None:
+        while not self._stopped.wait(TURN_SECONDS):
+            if self._disk.idle:
+                self.give(self._look)
+
     # --- in the thread of the files
 
-    def _write_files(self) -> None:
-        """Do the jobs given, read the log, and repeat until `stop`; then do it a last time."""
-        quiet_since = time.monotonic()
-        while True:
-            stopped = self._stopped.is_set()
-            with contextlib.suppress(queue.Empty):
-                self._do(self._jobs.get(timeout=TURN_SECONDS if not stopped else 0.01))
-                while True:
-                    self._do(self._jobs.get_nowait())
-            self._look(last=stopped)
-            if stopped:
-                return
-            if self._alone and self.ranks.any_alive():
-                quiet_since = time.monotonic()
-            elif self._alone and time.monotonic() - quiet_since > LINGER_SECONDS:
-                self.stop()
-
-    def _do(self, job: Callable[[], None]) -> None:
-        try:
-            job()
-        except (OSError, ValueError) as error:  # a full disk: what comes later may be written
-            say(f"observe: {type(error).__name__}: {error}")
-
-    def _look(self, last: bool) -> None:
+    def _look(self, last: bool = False) -> None:
+        """Read the new steps of the log, and write the newest now and then, or if this is the `last` look."""
+        if self._alone:
+            self._stop_if_quiet()
         if self._log is None:
             return
         lines = self._log.lines()
@@ -338,9 +321,15 @@ class NodeObserver:
         if self._tracker.update(self._lines.read(lines), time.monotonic()):
             self._step_at, self._unwritten = time.time(), True
         if self._unwritten and (last or time.monotonic() - self._written_at >= WRITE_SECONDS):
-            record = {"schema": 1, **self._tracker.record(), "at": self._step_at, "tracker_step": None}
-            self._do(lambda: replace_json(self.folder / file_names.PROGRESS, {**record, "hung": None, "behind": None}))
             self._unwritten, self._written_at = False, time.monotonic()
+            record = {"schema": 1, **self._tracker.record(), "at": self._step_at, "tracker_step": None}
+            replace_json(self.folder / file_names.PROGRESS, {**record, "hung": None, "behind": None})
+
+    def _stop_if_quiet(self) -> None:
+        if self.ranks.any_alive():
+            self._quiet_since = time.monotonic()
+        elif time.monotonic() - self._quiet_since > LINGER_SECONDS and not self._stopped.is_set():
+            self.stop()
 
 
 def beside(argv: list[str]) -> int:
