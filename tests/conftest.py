@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from support.command_line import CommandLine
+from support.fault_repeats import REPEATS
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", max_examples=2000, deadline=None)
@@ -22,8 +23,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 gc.disable()
 
 HOMES = count()
-
-FAULT_REPEATS = os.environ.get("LLMLAUNCH_FAULT_REPEATS", "1")
 
 # A shell's background job is started with SIGINT ignored, one under nohup with SIGHUP, and so is all they start: the
 # tests about Ctrl-C and closed terminals would hang.
@@ -93,10 +92,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Repeat what breaks things: LLMLAUNCH_FAULT_REPEATS times, else once. Where chance decides what the fault meets,
     the test takes the number of the `repeat`, which may be its seed."""
     if metafunc.definition.get_closest_marker("faults"):
-        repeats = int(FAULT_REPEATS)
         if "repeat" not in metafunc.fixturenames:
             metafunc.fixturenames.append("repeat")
-        metafunc.parametrize("repeat", range(repeats), ids=lambda number: f"repeat{number}")
+        metafunc.parametrize("repeat", range(REPEATS), ids=lambda number: f"repeat{number}")
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,16 @@
 """A GPU job from recipe to store, over the real binding and a driver as slow as a real one. Whatever of it is killed in
-its midst, and whatever is short, many, lost or stuck: every peak that was written is in the store, once."""
+its midst, and whatever is short, many, lost, full or stuck: every peak that was written is in the store, once, and one
+that may have been higher says so."""
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -13,6 +18,7 @@ from random import Random
 import pytest
 
 from support.chain import Chain
+from support.fault_repeats import in_soak
 from support.node_rig import GIB, until
 from support.side_by_side import by_name
 
@@ -21,14 +27,12 @@ pytestmark = pytest.mark.faults
 Make = Callable[..., Chain]
 
 KILLED = {
-    "trainer": ("trainer 1",),
-    "monitor": ("monitor",),
     "monitor and trainer": ("monitor", "trainer 0"),
-    "node": ("node",),
     "job": ("job",),
-    "everything": ("job", "node", "monitor", "trainer 0"),
+    **{name: (name,) for name in in_soak("trainer 1", "monitor", "node")},
+    **dict.fromkeys(in_soak("everything"), ("job", "node", "monitor", "trainer 0")),
 }
-RANDOM_RUNS = 2
+RANDOM_RUNS = in_soak("0", "1")
 MOST_GIB = 70.0
 LONGEST_SECONDS = 3.0  # the ranks have begun by then, mostly
 SPIKE_SECONDS = 0.02
@@ -42,15 +46,16 @@ def kills(*roles: str) -> Callable[[Make, int], None]:
         run.stop()
         records = {record["global_rank"]: record for record in run.judged(before) if record["peak_kind"] == "device"}
         assert [records[rank]["peak_bytes"] for rank in (0, 1)] == [40 * GIB, 41 * GIB]
+        assert all(record.get("peak_at_least", False) is ("monitor" in roles) for record in records.values())
 
     return story
 
 
-def while_the_monitor_starts(role: str, seconds: float, make: Make, _: int) -> None:
+def while_the_monitor_starts(role: str, make: Make, _: int) -> None:
     """It has a child that compiles for it, and cannot be told by the kernel yet that its parent has ended."""
     run = make().start()
     until(lambda: run.pid("monitor"), "a monitor")
-    time.sleep(seconds)
+    time.sleep(0.05)
     before = run.kill(role)
     run.stop()
     run.judged(before)
@@ -58,7 +63,7 @@ def while_the_monitor_starts(role: str, seconds: float, make: Make, _: int) -> N
 
 def any_process_at_any_moment(which: int, make: Make, repeat: int) -> None:
     """One, two or three of them; and now and then the run is collected in between."""
-    chance = Random(repeat * RANDOM_RUNS + which)
+    chance = Random(repeat * len(RANDOM_RUNS) + which)
     run = make().start()
     faults, killed = [], []
     for _ in range(chance.randint(1, 3)):
@@ -85,9 +90,8 @@ def train_on(run: Chain, chance: Random, seconds: float) -> None:
 
 KILLS = {
     **{name: kills(*roles) for name, roles in KILLED.items()},
-    "monitor as it starts": partial(while_the_monitor_starts, "monitor", 0.05),
-    "node as the monitor starts": partial(while_the_monitor_starts, "node", 0.0),
-    **{f"any {which}": partial(any_process_at_any_moment, which) for which in range(RANDOM_RUNS)},
+    **{f"{role} as the monitor starts": partial(while_the_monitor_starts, role) for role in in_soak("monitor", "node")},
+    **{f"any {which}": partial(any_process_at_any_moment, int(which)) for which in RANDOM_RUNS},
 }
 
 
@@ -181,11 +185,13 @@ def a_driver_that_hangs_for_20_seconds(make: Make, _: int) -> None:
 
 
 PEAKS = by_name(
-    a_spike_of_20_ms_between_samples_on_eight_gpus_is_in_the_accounting,
     a_spike_of_20_ms_without_accounting_is_in_torchs_counters,
-    mig_slices,
-    a_gpu_lost_in_mid_run,
-    a_driver_that_hangs_for_20_seconds,
+    *in_soak(
+        a_spike_of_20_ms_between_samples_on_eight_gpus_is_in_the_accounting,
+        mig_slices,
+        a_gpu_lost_in_mid_run,
+        a_driver_that_hangs_for_20_seconds,
+    ),
 )
 
 
@@ -197,3 +203,53 @@ def test_kill(stories: Mapping[str, Future[None]], request: pytest.FixtureReques
 @pytest.mark.parametrize("story", PEAKS.values(), ids=PEAKS)
 def test_peaks(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: object) -> None:
     stories[request.node.nodeid].result()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB, where the tests are run by root; else a folder."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.getuid() != 0:
+        yield folder
+        return
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def full(disk: Path, run: Chain) -> Iterator[None]:
+    """No room is left on the disk; where that takes root, the monitor's files may grow no more."""
+    if os.getuid() != 0:
+        monitor = run.pid("monitor")
+        assert monitor
+        resource.prlimit(monitor, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        yield
+        resource.prlimit(monitor, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        return
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    yield
+    filler.unlink()
+
+
+@pytest.mark.parametrize("until_the_end", [True, *in_soak(False)], ids=str)
+def test_the_disk_of_the_run_is_full(chain: Make, small_disk: Path, until_the_end: bool) -> None:
+    run = chain(folder=small_disk).start().train(40)
+    before = run.on_disk()
+    with full(small_disk, run):
+        run.driver.hold(60)
+        run.driver.until_sampled(3)
+        if until_the_end:
+            run.stop()
+    if not until_the_end:
+        run.until_written(60)
+        run.stop()
+    records = {record["global_rank"]: record for record in run.judged(before) if record["peak_kind"] == "device"}
+    peak = (records[0]["peak_bytes"], records[0].get("peak_at_least", False))
+    assert peak == ((40 * GIB, True) if until_the_end else (60 * GIB, False))

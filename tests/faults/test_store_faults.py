@@ -3,18 +3,15 @@ it twice or half, a person gets one message, and the next collector completes it
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import random
-import resource
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,71 +24,36 @@ from llmlaunch.store.database import open_store
 from llmlaunch.store.location import where
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import list_runs
+from support.fault_repeats import in_soak
+from support.forked_commands import Command, as_an_ordinary_owner, limit_files
 from support.node_rig import until
 from support.postgres_server import PostgresServer
 from support.store_run_dirs import GIB, RunDir
 
 pytestmark = pytest.mark.faults
 
-KILLS = 4  # of one test, which is repeated
 RANKS = 16
 WRITER_LOCK = 0x6C6C6D6C  # of PostgreSQL: one writer at a time
 
-# The command as a person types it, with small transactions, so that there are many to be caught in. LLMLAUNCH_PAUSE
-# names a folder and a moment: there it writes `here`, and waits until somebody has written `go`.
-PROGRAM = """
-import os, sys, time
-from pathlib import Path
-from sqlalchemy import Engine, event
-import llmlaunch.store.collect, llmlaunch.store.database
-from llmlaunch.cli.main import main
 
-llmlaunch.store.collect.MOST_RECORDS = 50
-llmlaunch.store.database.WRITER_SECONDS = float(os.environ.get("WRITER_SECONDS", 30))
-llmlaunch.store.database.SILENT_SECONDS = float(os.environ.get("SILENT_SECONDS", 90))
-folder, _, moment = os.environ.get("LLMLAUNCH_PAUSE", "").partition("|")
-
-def pause():
-    if not Path(folder, "here").exists():
-        Path(folder, "here").touch()
-        until = time.monotonic() + 240
-        while not Path(folder, "go").exists() and time.monotonic() < until:
-            time.sleep(0.01)
-
-written = 0
-
-def executed(connection, cursor, statement, *_):
-    global written
-    written += statement.startswith("INSERT INTO measurements")
-    if moment == "written" and written == 2:
-        pause()
-
-def committing(connection):
-    if moment == "commit" and written == 2:
-        pause()
-
-if moment:
-    event.listen(Engine, "after_cursor_execute", executed)
-    event.listen(Engine, "commit", committing)
-main()
-"""
-
-
-def start(store: str | Path, *words: str | Path, prepare: Callable[[], None] | None = None, **variables: str) -> Any:
-    """`llmlaunch WORDS` beside this process; `prepare` runs in it before it begins."""
+def start(
+    store: str | Path,
+    *words: str | Path,
+    prepare: Callable[[], None] | None = None,
+    pause: tuple[str, str] | None = None,
+    **variables: str,
+) -> Command:
+    """`llmlaunch WORDS` beside this process."""
     environment = {**os.environ, "LLMLAUNCH_STORE": str(store), **variables}
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, words)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=prepare,
-    )  # fmt: skip
+    return Command(tuple(map(str, words)), environment, prepare, pause)
 
 
-def ended(process: Any, code: int = 0) -> tuple[str, str]:
+def ended(process: Command, code: int = 0) -> tuple[str, str]:
     """stdout and stderr of a program that must end with `code`, and never with a traceback."""
-    out, err = process.communicate(timeout=300)
+    exit_code, out, err = process.communicate()
     assert "Traceback" not in err, err
     assert "hush" not in out + err
-    assert process.returncode == code, err
+    assert exit_code == code, err
     return out, err
 
 
@@ -99,26 +61,27 @@ def run(store: str | Path, *words: str | Path, code: int = 0, **more: Any) -> tu
     return ended(start(store, *words, **more), code)
 
 
-def refused(process: Any) -> str:
+def refused(process: Command) -> str:
     """The one message of a program that could not do its work."""
     _, err = ended(process, 2)
     assert err.count("\n") == 1
     return err
 
 
-def paused(store: str | Path, folder: Path, moment: str, *runs: Path, **variables: str) -> Any:
+def paused(store: str | Path, folder: Path, moment: str, *runs: Path, **variables: str) -> Command:
     """A collector in the midst of its second transaction."""
-    process = start(store, "collect", *runs, LLMLAUNCH_PAUSE=f"{folder}|{moment}", **variables)
-    until((folder / "here").exists, "the moment")
+    process = start(store, "collect", *runs, pause=(str(folder), moment), **variables)
+    until(lambda: (folder / "here").exists() or process.poll() is not None, "the moment")
+    assert process.poll() is None, process.communicate()
     return process
 
 
-def killed(process: Any) -> None:
-    process.send_signal(signal.SIGKILL)
+def killed(process: Command) -> None:
+    process.kill()
     process.communicate()
 
 
-def many_runs(folder: Path, count: int = 30) -> list[Path]:
+def many_runs(folder: Path, count: int = 12) -> list[Path]:
     runs = []
     for number in range(count):
         run_dir = RunDir(folder / f"run{number}", nodes=RANKS // 8, devices=8, run_id=f"many-{number:03d}")
@@ -183,20 +146,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_a_collector_killed_at_any_moment_leaves_a_sound_store(tmp_path: Path, repeat: int) -> None:
-    runs = many_runs(tmp_path / "runs")
+    runs = many_runs(tmp_path / "runs", 30)
     wanted = expected(tmp_path, runs)
     store = tmp_path / "store.db"
-    chance = random.Random(repeat)
-    for kill in range(KILLS):
-        process = start(store, "collect", *runs)
-        if kill % 2 and process.poll() is None:  # in the midst of a transaction
-            journal = Path(f"{store}-journal")
-            until(lambda: journal.exists() or process.poll() is not None, "a transaction")  # noqa: B023
-        else:
-            time.sleep(chance.uniform(0.2, 1.2))
-        killed(process)
-        if not store.exists():
-            continue
+    process = start(store, "collect", *runs)
+    time.sleep(random.Random(repeat).uniform(0.1, 0.6))
+    killed(process)
+    if store.exists():
         assert_sound(store)
         content = held(store)
         assert content["records"].items() <= wanted["records"].items()
@@ -212,7 +168,7 @@ def test_a_collector_killed_at_any_moment_leaves_a_sound_store(tmp_path: Path, r
 def test_killed_in_the_midst_of_a_transaction_nothing_of_it_is_there(
     store: str, tmp_path: Path, moment: str, repeat: int
 ) -> None:
-    runs = many_runs(tmp_path / "runs", 12)
+    runs = many_runs(tmp_path / "runs")
     killed(paused(store, tmp_path, moment, *runs))
     assert_only_the_first_transaction(store)
     run(store, "collect", *runs)  # a server's lock went with the connection
@@ -221,7 +177,7 @@ def test_killed_in_the_midst_of_a_transaction_nothing_of_it_is_there(
 
 def test_collectors_at_once_write_every_record_once(store: str, tmp_path: Path, repeat: int) -> None:
     runs = many_runs(tmp_path / "runs")
-    words = [runs, list(reversed(runs)), runs[:20], runs[10:]]  # the same ones, and some of others
+    words = [runs, list(reversed(runs)), runs[:8], runs[4:]]  # the same ones, and some of others
     for process in [start(store, "collect", *some) for some in words]:
         ended(process)
     assert held(store) == expected(tmp_path, runs)
@@ -254,18 +210,16 @@ def test_a_disk_without_room_is_one_message_and_readers_still_answer(tmp_path: P
     run(store, "collect", *runs[:3])
     before = held(store)
     room = store.stat().st_size + 20_000
-
-    def little_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-
-    err = refused(start(store, "collect", *runs, prepare=little_room))
+    err = refused(start(store, "collect", *runs, prepare=partial(limit_files, room)))
     assert err.startswith(f"error: store {store}: ")
     assert "check the free space" in err
     assert_sound(store)
     kept = held(store)
     assert kept["runs"].items() >= before["runs"].items()
     end_again(runs[0])
-    out, err = run(store, "measurements", "export", prepare=no_room)
+    out, err = run(
+        store, "measurements", "export", prepare=partial(limit_files, 100)
+    )  # for what is written in place, too
     assert len(out.splitlines()) == len(kept["records"])
     assert err.startswith("warning: finished runs were not collected: ")
     assert_sound(store)
@@ -279,18 +233,7 @@ def end_again(run_dir: Path) -> None:
     (run_dir / "status.json").write_text(status.replace('"why": "as told"', '"why": "as told again"'))
 
 
-def no_room() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # for what is written in place, too
-
-
-def as_an_ordinary_owner() -> None:
-    """Permissions hold for root, too, in a program without this capability."""
-    if os.getuid() == 0:
-        CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
-        assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0) == 0
-
-
-@pytest.mark.parametrize("what", ["file", "folder"])
+@pytest.mark.parametrize("what", ["folder", *in_soak("file")])
 def test_a_store_that_cannot_be_written_still_answers(tmp_path: Path, what: str) -> None:
     runs = many_runs(tmp_path / "runs", 3)
     store = tmp_path / "place" / "store.db"
@@ -316,12 +259,12 @@ def test_a_store_that_cannot_be_written_still_answers(tmp_path: Path, what: str)
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("mode", ["immediate", "fast"])
-@pytest.mark.parametrize("moment", ["written", "commit"])
+@pytest.mark.parametrize("mode", ["immediate", *in_soak("fast")])
+@pytest.mark.parametrize("moment", ["written", *in_soak("commit")])
 def test_a_server_that_stops_in_mid_write_and_is_completed_afterwards(
     server: PostgresServer, url: str, tmp_path: Path, mode: str, moment: str
 ) -> None:
-    runs = many_runs(tmp_path / "runs", 12)
+    runs = many_runs(tmp_path / "runs")
     writer = paused(url, tmp_path, moment, *runs)
     server.stop(mode)
     (tmp_path / "go").touch()

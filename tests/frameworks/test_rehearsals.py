@@ -146,7 +146,6 @@ def scenario(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypat
     monkeypatch.setenv("LD_LIBRARY_PATH", str(build(tmp_path_factory.mktemp("nvml") / "driver")))
     monkeypatch.setenv("FAKE_NVML_SCENARIO", str(scenario))
     monkeypatch.setenv("FAKE_NVML_CALLS", str(tmp_path / "calls"))
-    monkeypatch.setenv("LLMLAUNCH_SPOOL", str(tmp_path / "spool"))
     return scenario
 
 

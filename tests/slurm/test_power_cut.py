@@ -49,7 +49,6 @@ class Job:
         self.environment = {
             **cluster.environment,
             **data_folders(place),
-            "LLMLAUNCH_SPOOL": str(place / "spool"),
             "LD_LIBRARY_PATH": str(library),
             "FAKE_NVML_PLACE": str(place),
             "FAKE_NVML_SCENARIO": str(place / "scenario"),

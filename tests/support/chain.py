@@ -127,7 +127,6 @@ class Chain:
             "FAKE_NVML_CALLS": str(self.place / "calls"),
             "LLMLAUNCH_PYTHON": sys.executable,
             "LLMLAUNCH_STORE": self.store or str(self.place / "store.db"),
-            "LLMLAUNCH_SPOOL": str(self.place / "spool"),
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self.place),  # what a killed script leaves there
             **self.variables,
@@ -168,7 +167,7 @@ class Chain:
         return sum(peaks.get(name, 0) for peaks in self.on_disk().ranks.values())
 
     def on_disk(self) -> judge.OnDisk:
-        return judge.on_disk(self.run, *(self.place / "spool").glob("*"))
+        return judge.on_disk(self.run)
 
     def ranks(self) -> dict[int, dict[str, Any]]:
         """The rank records of the newest attempt."""

@@ -31,24 +31,23 @@ class OnDisk:
     nodes: dict[tuple[str, str], Peaks] = field(default_factory=dict)
 
 
-def on_disk(*places: Path) -> OnDisk:
-    """What lies in a run directory now, and in places that hold files of it by the same relative paths (a spool)."""
+def on_disk(run: Path) -> OnDisk:
+    """What a run directory holds now."""
     found = OnDisk()
     nodes: dict[tuple[str, str], _Node] = {}
     homes: dict[tuple[str, int], tuple[str, Json]] = {}
-    for place in places:
-        for path in sorted(place.glob("attempts/*/ranks/*.jsonl")):
-            for record in lines(path):
-                key = (path.parts[-3], record["rank"])
-                homes[key] = (str(record["node"]), record)
-                _rise(found.ranks.setdefault(key, {}), "resident_peak_bytes", record.get("resident_peak_bytes"))
-        for path in sorted(place.glob("peaks/*.jsonl")):
-            for line in lines(path):
-                if "attempt" in line:
-                    nodes.setdefault((line["attempt"], line["node"]), _Node()).take(line)
-        for path in sorted(place.glob("attempts/*/memory/*.jsonl")):
-            for record in lines(path):
-                _take_torch(found.ranks.setdefault((path.parts[-3], record["rank"]), {}), record)
+    for path in sorted(run.glob("attempts/*/ranks/*.jsonl")):
+        for record in lines(path):
+            key = (path.parts[-3], record["rank"])
+            homes[key] = (str(record["node"]), record)
+            _rise(found.ranks.setdefault(key, {}), "resident_peak_bytes", record.get("resident_peak_bytes"))
+    for path in sorted(run.glob("peaks/*.jsonl")):
+        for line in lines(path):
+            if "attempt" in line:
+                nodes.setdefault((line["attempt"], line["node"]), _Node()).take(line)
+    for path in sorted(run.glob("attempts/*/memory/*.jsonl")):
+        for record in lines(path):
+            _take_torch(found.ranks.setdefault((path.parts[-3], record["rank"]), {}), record)
     for (attempt, name), node in nodes.items():
         if node.host:
             found.nodes[(attempt, name)] = node.host

@@ -127,7 +127,6 @@ class NodeRig:
         self.processes: list[subprocess.Popen[str]] = []
         self.attempt_directory = self.run_directory / "attempts" / ATTEMPT
         self.place = ("--run-dir", str(self.run_directory), "--attempt", ATTEMPT)
-        self.spool = directory / "spool"
         self.disk_path = directory / "disk"
         self.peaks_path = self.run_directory / "peaks" / f"{NODE}.jsonl"
 
@@ -181,18 +180,6 @@ class NodeRig:
         under = str(self.run_directory)
         return {"LD_PRELOAD": str(library), "FAULTY_UNDER": under, "FAULTY_HOW": str(self.disk_path)}
 
-    def spooled(self) -> list[Line]:
-        """The whole lines that lie in the spool, as they were written: in two files where a delivery did not end."""
-        lines = []
-        for path in self.spool.glob("*/peaks/*.jsonl"):
-            with contextlib.suppress(FileNotFoundError):  # delivered in this moment
-                lines += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"]
-        return sorted(lines, key=lambda line: float(line["time"]))
-
-    def all_delivered(self) -> bool:
-        """Whether no run has anything left in the spool."""
-        return not any(self.spool.glob("*"))
-
     def environment(self, **extra: str) -> dict[str, str]:
         dropped = ("LD_LIBRARY_PATH", "PYTHONPATH", "RANK", "LOCAL_RANK", "LLMLAUNCH_NODE_RANK", "CUDA_VISIBLE_DEVICES")
         return {
@@ -200,7 +187,6 @@ class NodeRig:
             "LD_LIBRARY_PATH": str(self.library),
             "FAKE_NVML_SCENARIO": str(self.scenario_path),
             "FAKE_NVML_CALLS": str(self.calls_path),
-            "LLMLAUNCH_SPOOL": str(self.spool),
             **extra,
         }
 

@@ -66,13 +66,12 @@ class ProbeRig(NodeRig):
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, place)
         self.driver = driver
-        self.spool = directory / "spool"
 
     def train(self, text: str, *words: str, rank: int = 0, **environment: str) -> Any:
         """Start a trainer of this text; `words` are Python's own."""
         script = self.run_directory.with_name(f"trainer_{rank}.py")
         script.write_text(text)
-        more = {"FAKE_LIBCUDA": str(self.driver), "LLMLAUNCH_SPOOL": str(self.spool), "OMP_NUM_THREADS": "1"}
+        more = {"FAKE_LIBCUDA": str(self.driver), "OMP_NUM_THREADS": "1"}
         path = ":".join(part for part in (environment.pop("PYTHONPATH", ""), str(HERE)) if part)
         words = (sys.executable, *words, str(script))
         return self.rank(*words, rank=rank, PYTHONPATH=path, **{**more, **environment})

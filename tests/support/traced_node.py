@@ -64,7 +64,6 @@ class TracedNodes:
             "SLURM_NODEID": str(node),
             "SLURMD_NODENAME": f"node{node:04d}",
             "LLMLAUNCH_PYTHON": sys.executable,
-            "LLMLAUNCH_SPOOL": str(self.folder / "spool"),
             "PYTHONPATH": str(self.folder / "site"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "TMPDIR": str(self.folder / "tmp"),

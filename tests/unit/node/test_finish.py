@@ -12,7 +12,6 @@ import pytest
 
 from llmlaunch.node.diagnose import write_cause
 from llmlaunch.node.finish import write_summary
-from llmlaunch.rundir.spool_place import spool_folder
 from llmlaunch.rundir.summary import AttemptSummary, still_whole, summary_of_json
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig
 
@@ -299,22 +298,6 @@ def test_the_last_act_is_a_whole_summary(cpu_node: NodeRig) -> None:
     assert ranks == [(0, NODE, "ru_maxrss"), (1, "node2", "ru_maxrss")]
     assert attempt.ranks[1].peak_bytes == cpu_node.record(1)["resident_peak_bytes"]
     assert still_whole(attempt, cpu_node.run_directory)
-
-
-def test_what_this_node_kept_for_itself_is_in_it(
-    cpu_node: NodeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "spool"
-    folder = spool_folder(root, str(cpu_node.run_directory))
-    (folder / "peaks").mkdir(parents=True)
-    for place in (root, folder):
-        place.chmod(0o700)
-    line = {"v": 1, "event": "beat", "attempt": ATTEMPT, "node": NODE, "host": {"used_peak_bytes": 7 * GIB}}
-    (folder / "peaks" / f"{NODE}.jsonl").write_text(json.dumps(line) + "\n")
-    monkeypatch.setenv("LLMLAUNCH_SPOOL", str(root))
-    train(cpu_node)
-    cpu_node.finish(nodes=1, code=0)
-    assert [node.host_peak_bytes for node in summary(cpu_node).nodes] == [7 * GIB]
 
 
 def test_a_summary_that_cannot_be_written_changes_nothing(cpu_node: NodeRig) -> None:

@@ -1,4 +1,4 @@
-"""A line on its way is written by the disk or kept by the spool, and arrives once whatever comes first."""
+"""A line waits in memory until the run directory takes it: in order, once, and no peak is lost while lines wait."""
 
 from __future__ import annotations
 
@@ -8,25 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from llmlaunch.node import line_writer
 from llmlaunch.node.files import PeaksFile
 from llmlaunch.node.line_writer import LineWriter
-from llmlaunch.node.local_spool import Spool
-
-PEAKS = "peaks/node1.jsonl"
 
 
 class Disk:
-    """Does what it was given when the test says so."""
+    """Does what it was given when the test says so: until then it hangs."""
 
     def __init__(self) -> None:
         self.tasks: list[Callable[[], None]] = []
-        self.waited = 0.0
 
     def give(self, task: Callable[[], None]) -> None:
         self.tasks.append(task)
-
-    def waiting_seconds(self) -> float:
-        return self.waited
 
     def finish(self, timeout_seconds: float) -> bool:
         self.work()
@@ -39,15 +33,17 @@ class Disk:
 
 class Rig:
     def __init__(self, place: Path) -> None:
-        self.run = place / "run"
-        self.run.mkdir()
+        self.peaks = place / "run" / "peaks" / "node1.jsonl"
         self.disk = Disk()
-        self.spool = Spool(place / "spool", self.run)
-        self.outbox = LineWriter(self.disk, PeaksFile(self.run / PEAKS), self.spool, PEAKS, 5.0, 0.0)  # type: ignore[arg-type]
+        self.writer = LineWriter(self.disk, PeaksFile(self.peaks), 0.0)  # type: ignore[arg-type]
 
-    def arrived(self) -> list[int]:
-        path = self.run / PEAKS
-        return [json.loads(line)["n"] for line in path.read_text().splitlines()] if path.exists() else []
+    def put(self, *events: str) -> None:
+        for event in events:
+            self.writer.put({"event": event.partition(" ")[0], "name": event})
+
+    def arrived(self) -> list[str]:
+        text = self.peaks.read_text() if self.peaks.is_file() else ""
+        return [json.loads(line)["name"] for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -55,49 +51,35 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-def test_lines_arrive_in_order(rig: Rig) -> None:
-    for number in range(3):
-        rig.outbox.put({"n": number})
-    rig.outbox.finish(1)
-    assert rig.arrived() == [0, 1, 2]
+def test_lines_arrive_in_order_and_a_beat_replaces_one_that_still_waits(rig: Rig) -> None:
+    rig.put("start", "beat 1", "gpu_lost", "beat 2", "pace", "beat 3", "end")
+    assert len(rig.disk.tasks) == 1  # a disk that hangs is asked once
+    assert rig.writer.finish(1)
+    assert (rig.arrived(), rig.writer.dropped) == (["start", "gpu_lost", "pace", "end"], 0)
 
 
-def test_a_delivery_between_two_lines_that_hang_doubles_neither(rig: Rig) -> None:
-    rig.outbox.put({"n": 0})
-    rig.outbox.settle()  # asks for a delivery, behind the line that hangs
-    rig.outbox.put({"n": 1})
-    rig.disk.waited = 9
-    rig.outbox.settle()
-    rig.outbox.put({"n": 2})
-    rig.disk.waited = 0
+def test_what_is_refused_is_tried_again_until_it_is_taken(rig: Rig) -> None:
+    rig.peaks.parent.parent.write_text("a file where the run directory should be")
+    rig.put("start", "beat 1")
     rig.disk.work()
-    rig.outbox.put({"n": 3})
-    rig.outbox.finish(1)
-    assert sorted(rig.arrived()) == [0, 1, 2, 3]
-    assert rig.outbox.dropped == 0
-
-
-def test_what_is_refused_is_kept_and_delivered(rig: Rig) -> None:
-    rig.run.rmdir()
-    rig.run.write_text("a file where the directory should be")
-    rig.outbox.put({"n": 0})
+    rig.writer.settle()
     rig.disk.work()
-    rig.outbox.settle()
+    rig.peaks.parent.parent.unlink()
+    rig.writer.settle()
     rig.disk.work()
-    rig.run.unlink()
-    rig.run.mkdir()
-    rig.outbox.put({"n": 1})
-    rig.outbox.finish(1)
-    assert sorted(rig.arrived()) == [0, 1]
+    assert rig.arrived() == ["start", "beat 1"]
 
 
-def test_what_neither_takes_is_counted_once_and_written_if_the_server_comes_back(rig: Rig) -> None:
-    rig.spool.folder.parent.write_text("no spool, either")
-    rig.outbox.put({"n": 0})
-    rig.disk.waited = 9
-    rig.outbox.settle()
-    rig.outbox.settle()
-    assert rig.outbox.dropped == 1
-    rig.disk.waited = 0
-    rig.disk.work()
-    assert rig.arrived() == [0]
+def test_the_end_gives_up_on_a_disk_that_refuses_and_says_so(rig: Rig) -> None:
+    rig.peaks.parent.parent.write_text("a file where the run directory should be")
+    rig.put("end")
+    assert not rig.writer.finish(0.0)
+
+
+def test_where_too_many_wait_the_oldest_pace_is_given_up_and_the_newest_peaks_stay(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_writer, "MOST_WAITING", 3)
+    rig.put("start", "pace 1", "pace 2", "beat 1", "pace 3", "beat 2", "gpu_lost")
+    rig.writer.finish(1)
+    assert (rig.arrived(), rig.writer.dropped) == (["start", "beat 2", "gpu_lost"], 3)

@@ -271,18 +271,32 @@ def test_nothing_there_is_an_empty_account(tmp_path: Path) -> None:
     assert summarize(tmp_path / "nowhere", "1.0") == AttemptSummary("1.0")
 
 
-# --- a node that could not write to the run directory -----------------------------------------------------------------
+# --- whoever saw a peak was lost before the end -----------------------------------------------------------------------
 
 
-def test_what_a_node_kept_for_itself_is_part_of_it(run: RunDir, tmp_path: Path) -> None:
-    spool = RunDir(tmp_path / "spool", kind="gpu")
-    run.line("n0", "beat", gpus=[gpu(0, peak_gib=20), gpu(1)])
-    spool.line("n0", "beat", gpus=[gpu(0, peak_gib=50), gpu(1)])
-    spool.probe(1)
-    attempt = summarize(run.path, ATTEMPT, [spool.path])
-    assert attempt.ranks[0].device_peak_bytes == 50 * GIB
-    assert attempt.ranks[1].reserved_peak_bytes == 60 * GIB
-    assert still_whole(attempt, run.path)  # though the run directory never had it
+def at_least(run: RunDir) -> list[str] | None:
+    return summary(run).at_least
+
+
+def test_a_lost_monitors_peaks_are_lower_bounds_and_the_kernels_is_not(run: RunDir) -> None:
+    run.line("n0", "beat", gpus=[gpu(0, peak_gib=50, process_peak_bytes={"1000": 40 * GIB}), gpu(1)])
+    assert at_least(run) == ["device_peak_bytes", "process_peak_bytes", "peak_bytes"]
+    run.line("n0", "end", gpus=[gpu(0), gpu(1)])
+    assert at_least(run) is None
+
+
+def test_a_driver_that_hung_to_the_end_has_left_lower_bounds(run: RunDir) -> None:
+    run.line("n0", gpus=[gpu(0), gpu(1)], nvml_answered=False)
+    assert "peak_bytes" in (at_least(run) or [])
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_probe_that_ended_needs_no_monitor(run: RunDir, ended: bool) -> None:
+    run.probe(0, ended=ended)
+    assert ("peak_bytes" in (at_least(run) or []), "reserved_peak_bytes" in (at_least(run) or [])) == (
+        not ended,
+        not ended,
+    )
 
 
 # --- written, and read back -------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.rundir.memory_files import summarize
-from llmlaunch.rundir.spool_place import spool_folder
 from llmlaunch.store.collect import Outcome, collect, collect_running, open_collected
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
@@ -458,36 +457,6 @@ def test_opening_to_read_collects_what_has_finished(tmp_path: Path, own_home: Pa
     with open_collected(notes.append):
         pass
     assert notes == [f"{RUN_ID} (succeeded): collected, 2 measurements"]
-
-
-# --- what a node could not write to the run directory -----------------------------------------------------------------
-
-
-def test_what_lies_in_this_machines_spool_is_taken_too(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "spool"
-    root.mkdir(mode=0o700)
-    monkeypatch.setenv("LLMLAUNCH_SPOOL", str(root))
-    run = finished_cpu_run(tmp_path / "run")
-    assert collected(store, run.path).measurements == 2
-    assert peaks(store)[1] == (2.0, "ru_maxrss")
-    spooled = spool_folder(root, str(run.path))
-    (spooled / "peaks").mkdir(mode=0o700, parents=True)
-    spooled.chmod(0o700)
-    (spooled / "run").write_text(str(run.path))
-    elsewhere = RunDir(tmp_path / "elsewhere")
-    elsewhere.line("n0", processes=[{"rank": 1, "pid": 1001, "resident_peak_bytes": 5 * GIB}])
-    elsewhere.torn("n0")
-    shutil.copy(elsewhere.path / "peaks" / "n0.jsonl", spooled / "peaks" / "n0.jsonl")
-    outcome = collected(store)
-    assert (outcome.did, outcome.damaged) == ("collected", {"peaks/n0.jsonl": 1})
-    assert "1 damaged line in peaks/n0.jsonl was left out" in outcome.sentence()
-    assert peaks(store)[1] == (5.0, "monitor, resident")
-    assert collected(store).did == "unchanged"
-    shutil.move(spooled / "peaks" / "n0.jsonl", run.path / "peaks" / "n0.jsonl")  # it was delivered
-    assert collected(store).did == "collected"
-    assert (peaks(store)[1], len(records(store))) == ((5.0, "monitor, resident"), 2)
 
 
 # --- the summary that the job's last act leaves -----------------------------------------------------------------------

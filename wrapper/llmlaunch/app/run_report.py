@@ -348,6 +348,10 @@ def _memory(
 def _remarks(summary: AttemptSummary, on_cpu: bool) -> set[str]:
     """What the monitors could not see; that there is no GPU's library is no news on a CPU."""
     said = {remark for node in summary.nodes for remark in node.remarks}
+    bounds = sum("peak_bytes" in (rank.at_least or ()) for rank in summary.ranks)
+    if bounds:
+        whose = "The peak of 1 rank is" if bounds == 1 else f"The peaks of {bounds:,} ranks are"
+        said.add(f"{whose} at least what was measured: monitor or probe was lost before the attempt ended")
     return {remark for remark in said if not (on_cpu and remark.startswith("NVML "))}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import bounded_lines, parse_json
+from llmlaunch.rundir.peak_account import idle_bytes
 from llmlaunch.rundir.regular_files import open_regular
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.rundir.values import byte_count, objects_in, time_or_none
@@ -137,7 +138,7 @@ def _on_device(line: Mapping[str, Any], uuid: str) -> tuple[int, int] | None:
     for gpu in objects_in(line.get("gpus")):
         if gpu.get("uuid") == uuid:
             used, peak = byte_count(gpu.get("used_bytes")), byte_count(gpu.get("device_peak_bytes"))
-            before = byte_count(gpu.get("baseline_bytes")) or 0
+            before = idle_bytes(byte_count(gpu.get("baseline_bytes")), byte_count(gpu.get("reserved_bytes")))
             if used is not None:
                 return max(used - before, 0), max((peak or used) - before, used - before, 0)
     return None

@@ -68,6 +68,7 @@ class MeasurementRecord(TypedDict, total=False):
     global_rank: int | None
     gpu_uuid: str | None
     peak_source: str | None
+    peak_at_least: bool  # true: it may have been higher, since whoever measured it was lost; absent otherwise
     predicted_bytes: int | None
     baseline_bytes: int | None
     observed: dict[str, Any]
@@ -206,9 +207,9 @@ def card_bytes(record: Record, clusters: Mapping[str, Cluster]) -> int | None:
 def exclusion_reason(record: Record) -> str | None:
     """Return in a few words why a record says nothing of other runs, or None if it does.
 
-    The peak of a run that failed is what it reached, not what it needed. A run that goes on, or that ended before its
-    second step, may need more than its peak. What other programs used of the same card is no part of a prediction. A
-    rank that was rehearsed alone speaks for its own shape only.
+    The peak of a run that failed is what it reached, not what it needed. A run that goes on, that ended before its
+    second step, or whose monitor was lost may need more than its peak. What other programs used of the same card is no
+    part of a prediction. A rank that was rehearsed alone speaks for its own shape only.
     """
     source = record.get("source")
     if record.get("flags_known") is False:
@@ -228,6 +229,8 @@ def reason_of_no_whole_peak(record: Record) -> str | None:
         return f"{record.get('run_state')}"
     if not ran_long_enough(record):
         return f"fewer than {FEWEST_STEPS} steps"
+    if record.get("peak_at_least"):
+        return "whoever measured it was lost"
     return "others on the card" if _shared_its_card(record) else None
 
 

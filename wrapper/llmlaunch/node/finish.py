@@ -28,7 +28,6 @@ from ..rundir.memory_files import summarize
 from ..rundir.run import begun_attempts
 from ..rundir.run_file import read_run_file
 from ..rundir.slow_devices import slow_devices
-from ..rundir.spool_place import is_private, spool_folder, spool_root
 from ..rundir.values import counted, job_of
 from .allocation import left_out, next_nodes, node_failure
 from .attempt_diagnosis import cause_within
@@ -384,14 +383,7 @@ def in_time(work: Callable[[], None], patience_seconds: float) -> bool:
 
 def _write(run_directory: Path, attempt: str) -> None:
     try:
-        summary = summarize(run_directory, attempt, _spools(run_directory))
+        summary = summarize(run_directory, attempt)
         replace_json(attempt_folder(run_directory, attempt) / SUMMARY, summary.as_json())
     except Exception as error:
         say(f"{SUMMARY} not written: {type(error).__name__}: {error}; collect will read the nodes' own files")
-
-
-def _spools(run_directory: Path) -> list[Path]:
-    """Return the folders with what this node could not write to the run directory and nobody has delivered yet."""
-    root = spool_root(os.environ)
-    folder = spool_folder(root, str(run_directory))
-    return [folder] if is_private(root) and is_private(folder) else []

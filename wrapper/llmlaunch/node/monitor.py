@@ -1,7 +1,8 @@
 """The monitor of one node: true memory peaks of its GPUs and ranks into `peaks/<node>.jsonl`.
 
 It may be killed, hang in the driver or in the file system, or meet a full disk; the training beside it does not
-notice, and it always exits with 0. Peaks are cumulative: any one line is enough.
+notice, and it always exits with 0. Peaks are cumulative: any one line is enough, and what a disk refuses today the next
+line carries.
 """
 
 from __future__ import annotations
@@ -10,16 +11,13 @@ import argparse
 import contextlib
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from ..rundir import file_names
-from ..rundir.spool_place import spool_root
 from .files import PeaksFile, command_parser, node_log_tail, say
 from .host_memory import HostMemory
 from .line_writer import DiskThread, LineWriter
-from .local_spool import Spool, deliver_all
 from .nvml_sampler import NvmlSampler, load_small
 from .rank_memory import LoggedPeaks, RankProcesses, RankRecords
 from .signals import die_with_parent, hold_end_signals, signal_name
@@ -73,12 +71,8 @@ class Monitor:
         self._logged_records: list[Record] = []  # replaced, never changed
         self._sampler = NvmlSampler(options.interval, options.list_interval, options.pace_window)
         self._disk = DiskThread()
-        self._spool = Spool(spool_root(os.environ), options.run_dir)
-        relative = f"peaks/{options.node}.jsonl"
-        peaks = PeaksFile(options.run_dir / relative)
-        self._writer = LineWriter(
-            self._disk, peaks, self._spool, relative, options.hang_after, retry_seconds=options.beat_interval
-        )
+        peaks = PeaksFile(options.run_dir / file_names.PEAKS / f"{options.node}.jsonl")
+        self._writer = LineWriter(self._disk, peaks, retry_seconds=options.beat_interval)
         self._started_at = time.monotonic()
         self._stalled = False
 
@@ -91,8 +85,6 @@ class Monitor:
         self._sampler.start()
         self._disk.start()
         self._disk.give(self._look)
-        self._writer.deliver()
-        self._deliver_others()
         self._host.sample_cgroup()
         number = self._until_ready()
         self._sample_node()
@@ -143,7 +135,8 @@ class Monitor:
         answered = self._sampler.finish(LAST_SAMPLE_SECONDS)
         self._write_events()
         self._write("end", self._end_fields(number, answered), sync=True)
-        self._writer.finish(LAST_LINE_SECONDS)
+        if not self._writer.finish(LAST_LINE_SECONDS):
+            say("monitor: the run directory cannot be written; what was measured since its last line is lost")
 
     def _sample_node(self) -> bool:
         """What is cheap and comes from this node's own kernel; True where a rank has just ended."""
@@ -164,12 +157,6 @@ class Monitor:
 
     def _look_for_ranks(self) -> None:
         self._records.look()
-
-    def _deliver_others(self) -> None:
-        """What earlier monitors of this user had to leave on this node. A thread of its own: it may be for a file
-        system that is gone, while ours is well."""
-        root, ours = spool_root(os.environ), self._spool.folder
-        threading.Thread(target=deliver_all, args=(root, ours), name="deliver", daemon=True).start()
 
     def _wait(self, seconds: float) -> int | None:
         info = signal.sigtimedwait(self._ends, max(0.0, seconds))
@@ -248,7 +235,6 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         ("--beat-interval", 10.0, "between lines while peaks rise"),
         ("--pace-window", WINDOW_SECONDS, "of one line on the pace of GPUs"),
         ("--stall-after", 30.0, "in one call of the driver, to name it a stall"),
-        ("--hang-after", 5.0, "in one call of the file system, to keep lines on this node"),
     ):
         parser.add_argument(name, type=float, default=default, metavar="SECONDS", help=meaning)
     return parser.parse_args(argv)

@@ -65,8 +65,10 @@ def _memory(summary: AttemptSummary, kind: object) -> str:
     parts = []
     if peaks:
         most, rank = max(peaks, key=lambda peak: (peak[0], -peak[1].rank))
+        least = "at least " if "peak_bytes" in (rank.at_least or ()) else ""
         what = "resident memory" if kind == "resident" else "device memory"
-        parts.append(f"peak of {counted(len(peaks), 'rank')}: {_gib(most)} of {what} (rank {rank.rank} on {rank.node})")
+        whose = f"rank {rank.rank} on {rank.node}"
+        parts.append(f"peak of {counted(len(peaks), 'rank')}: {least}{_gib(most)} of {what} ({whose})")
     else:
         parts.append("no peak of a rank was measured")
     hosts = [(node.host_peak_bytes, node.node) for node in summary.nodes if node.host_peak_bytes is not None]

@@ -73,7 +73,8 @@ def _memory_row(plan: Record, records: Sequence[Record]) -> list[str] | None:
         return None
     fullest = max(peaks, key=lambda record: float(record["peak_bytes"]))
     predicted, measured = number(fullest.get("predicted_bytes")), number(fullest.get("peak_bytes"))
-    return _row(f"GiB, fullest rank ({kind})", predicted, measured, gib)
+    name = f"GiB, fullest rank ({kind})" + (", at least" if fullest.get("peak_at_least") else "")
+    return _row(name, predicted, measured, gib)
 
 
 def _row(name: str, predicted: float | None, measured: float | None, shown: Any) -> list[str] | None:
@@ -103,7 +104,7 @@ def peaks_text(records: Sequence[Record], peak_kind: str, early: Collection[str]
         figures = ["-", gib(measured), "-"]
         if predicted is not None and record.get("attempt") not in early:
             figures = [gib(predicted), gib(measured), signed_percent(predicted / measured - 1)]
-        owner = _owner(record)
+        owner = _owner(record) + (", at least" if record.get("peak_at_least") else "")
         if len(attempts) > 1:
             owner = f"attempt {attempts.index(record.get('attempt')) + 1}, {owner}"
         rows.append([owner, record["peak_kind"], *figures])

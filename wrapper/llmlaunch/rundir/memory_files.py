@@ -20,7 +20,6 @@ from .regular_files import open_regular
 from .summary import RECORDS, AttemptSummary, counted_files, file_states, whole_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from .attempt_files import RankRecord
@@ -33,25 +32,23 @@ WATCHED_BYTES = 2**18  # of a monitor's file that is met while it grows: its lin
 LONGEST_LINE = 4 * 2**20
 
 
-def attempt_summary(run_directory: Path, attempt: str, spools: Sequence[Path] = ()) -> AttemptSummary:
-    """Return the summary that the job wrote, where it is still whole and no spool has more, else a new one."""
-    written = None if spools else whole_summary(run_directory, attempt)
-    return written or summarize(run_directory, attempt, spools)
+def attempt_summary(run_directory: Path, attempt: str) -> AttemptSummary:
+    """Return the summary that the job wrote, where it is still whole, else a new one."""
+    return whole_summary(run_directory, attempt) or summarize(run_directory, attempt)
 
 
-def summarize(run_directory: Path, name: str, spools: Sequence[Path] = ()) -> AttemptSummary:
-    """Return the account of an attempt. `spools` are folders laid out as the run directory is, with what a node could
-    not write there. Never raises for what the files hold; those that cannot be read are in `damaged`."""
+def summarize(run_directory: Path, name: str) -> AttemptSummary:
+    """Return the account of an attempt. Never raises for what the files hold; those that cannot be read are in
+    `damaged`."""
     # Sizes first: what is written while we read is then known to be new.
     sizes = dict(counted_files(run_directory, name))
     attempt = Attempt(run_directory, name)
     damaged: dict[str, int] = {}
     evidence = MemoryEvidence(run=attempt.run)
     evidence.ranks = with_copies(_rank_records(attempt, damaged), attempt.status)
-    evidence.probes = largest_peaks(_probe_files(attempt, spools, damaged))
-    for place in (run_directory, *spools):
-        for file in sorted(file_states(place / file_names.PEAKS, ".jsonl")):
-            _read_monitor(evidence, place / file_names.PEAKS / file, name, damaged)
+    evidence.probes = largest_peaks(_probe_files(attempt, damaged))
+    for file in sorted(file_states(run_directory / file_names.PEAKS, ".jsonl")):
+        _read_monitor(evidence, run_directory / file_names.PEAKS / file, name, damaged)
     progress = attempt.progress
     step = progress.get("step")
     return AttemptSummary(
@@ -85,15 +82,14 @@ def _rank_file(path: Path) -> RankFile:
     return file._replace(lost=file.lost + len(file.unnumbered))
 
 
-def _probe_files(attempt: Attempt, spools: Sequence[Path], damaged: dict[str, int]) -> list[ProbeFile]:
+def _probe_files(attempt: Attempt, damaged: dict[str, int]) -> list[ProbeFile]:
     folder = f"{file_names.ATTEMPTS}/{attempt.name}/{file_names.PROBES}"
     files = []
-    for place in (attempt.run_directory, *spools):
-        for name in sorted(file_states(place / folder, RECORDS)):
-            file = read_probe_file(place / folder / name)
-            if file is not None:
-                files.append(file)
-                _count(damaged, f"{folder}/{name}", file.damaged)
+    for name in sorted(file_states(attempt.run_directory / folder, RECORDS)):
+        file = read_probe_file(attempt.run_directory / folder / name)
+        if file is not None:
+            files.append(file)
+            _count(damaged, f"{folder}/{name}", file.damaged)
     return files
 
 
@@ -110,9 +106,8 @@ def _read_monitor(evidence: MemoryEvidence, path: Path, attempt: str, damaged: d
 
 
 def _count(damaged: dict[str, int], name: str, lost: int) -> None:
-    """Add what a file lost, in the run directory or in a spool."""
     if lost:
-        damaged[name] = damaged.get(name, 0) + lost
+        damaged[name] = lost
 
 
 class MemoryWatch:

@@ -85,6 +85,7 @@ class NodePeaks:
     cgroup_limit_bytes: int | None = None
     remarks: dict[str, float] = field(default_factory=dict)
     ended: bool = False
+    stalled_at_end: bool = False  # NVML did not answer any more when the monitor ended
     resident_bytes: dict[int, int | None] = field(default_factory=dict)  # by global rank, by the last line
     written_at: float = 0.0
     sampled_at: float = 0.0
@@ -168,7 +169,8 @@ def add_line(node: NodePeaks, line: Mapping[str, Any]) -> None:
         node.stalled = event == "nvml_stalled"
     if event == "no_nvml":
         node.no_nvml = str(line.get("why") or "NVML failed")
-    node.ended = node.ended or event == "end"
+    if event == "end":
+        node.ended, node.stalled_at_end = True, line.get("nvml_answered") is False
     remark = _remark(event, line)
     if remark:
         node.remarks[remark] = min(time, node.remarks.get(remark, time))

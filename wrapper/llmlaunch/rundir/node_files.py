@@ -150,8 +150,8 @@ class MonitorLine(_MonitorLine, total=False):
     logged: list[PrintedSample]
     """`start`, `beat`, `end`: memory figures that trainers printed"""
     dropped: Count
-    """`start`, `beat`, `end`: number of lines so far that could be written neither to the run directory nor to the
-    spool"""
+    """`start`, `beat`, `end`: number of lines so far that were given up, because too many waited for a run directory
+    that could not be written; no peak is lost with them"""
     pid: Count
     """`start`: process id of the monitor"""
     driver: str | None

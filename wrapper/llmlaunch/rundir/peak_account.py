@@ -1,8 +1,16 @@
 """What each rank of an attempt used, according to every source, with the source of each number. Pure functions.
 
-The rule for the memory of a rank's process: the driver's accounting and torch's own peaks are exact, not sampled. An
-exact number wins unless another number shows that it is too small, because process ids are reused, and samples miss
-what lives between two of them.
+This is the one account of a peak: `collect`, the watch, reports and comparisons all take a rank's peak from here. The
+sources of the memory of a rank's process, in order of precedence:
+
+1. The driver's accounting, which is exact. It is passed over if a sample of the process or torch's reserved memory is
+   larger, because then it belongs to an earlier process with the same id.
+2. The largest of what is known to have been in use at some moment, the first of these if they are equal: the sample in
+   the driver's process list; the peak of a GPU that the rank has to itself, less what it held before; torch's reserved
+   peak with what the probe saw outside torch's allocator.
+
+For torch's own peaks that is the probe, or the log if it printed more; for resident memory the kernel's maximum, or the
+monitor's sample if that is larger. `at_least` names the peaks whose source was lost before the attempt ended.
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
 
 
 ACCOUNTING, PROBE = "nvml accounting", "torch probe"
+KERNEL, RESIDENT = "ru_maxrss", "monitor, resident"
 
 
 @dataclass
@@ -93,7 +102,7 @@ def pipeline_rank_of(run: RunFile, rank: int) -> int | None:
 class _RankEvidence:
     """What one global rank left: its record (empty if there is none), the values of torch's probe, the log and the
     monitor, and its GPU. `pids` are its processes as the driver lists them. `shares_device` means that the probe of
-    another rank names the same GPU."""
+    another rank names the same GPU; `monitor` is what the monitor of its node saw."""
 
     rank: int
     node: str | None
@@ -101,6 +110,7 @@ class _RankEvidence:
     record: RankRecord
     torch: TorchPeaks | None
     shares_device: bool
+    monitor: NodePeaks | None
     logged: PrintedPeaks | None
     resident_seen_bytes: int | None
     pids: set[str]
@@ -124,6 +134,7 @@ def _ranks_with_evidence(evidence: MemoryEvidence) -> list[_RankEvidence]:
             record=records.get(rank, RankRecord(rank=rank)),
             torch=torch.get(rank),
             shares_device=rank in torch and uses[nodes.get(rank), torch[rank].uuid] > 1,
+            monitor=evidence.nodes.get(nodes.get(rank) or ""),
             logged=logged.get(rank),
             resident_seen_bytes=resident.get(rank),
             pids=own_pids,
@@ -335,9 +346,25 @@ def _rank_summary(rank: _RankEvidence, resident: bool) -> RankSummary:
         pid=record.get("program_pid", torch.pid if torch else None),
         started_at=record.get("started_at"),
         peak_source=account.sources.get("peak_bytes"),
+        at_least=_lower_bounds(account, rank) or None,
         sources=account.sources,
         **account.values,
     )
+
+
+def _lower_bounds(account: _Account, rank: _RankEvidence) -> list[str]:
+    peaks = (name for name in account.values if name.endswith("peak_bytes"))
+    return [name for name in peaks if _was_lost(account.sources[name], rank)]
+
+
+def _was_lost(source: str, rank: _RankEvidence) -> bool:
+    """Whether a source of the rank's numbers was lost before the attempt ended."""
+    if source == KERNEL:
+        return False
+    if source.startswith(PROBE):
+        return rank.torch is not None and not rank.torch.ended
+    monitor = rank.monitor
+    return monitor is None or not monitor.ended or (monitor.stalled_at_end and source.startswith("nvml"))
 
 
 def _add_torch(account: _Account, rank: _RankEvidence) -> None:
@@ -355,9 +382,9 @@ def _add_resident(account: _Account, rank: _RankEvidence) -> None:
     """Add the larger of the kernel's own maximum, which is known once a rank has ended, and what the monitor saw."""
     kernel, sampled = rank.record.get("resident_peak_bytes"), rank.resident_seen_bytes
     if kernel and kernel >= (sampled or 0):
-        account.put("resident_peak_bytes", kernel, "ru_maxrss")
+        account.put("resident_peak_bytes", kernel, KERNEL)
     else:
-        account.put("resident_peak_bytes", sampled or None, "monitor, resident")
+        account.put("resident_peak_bytes", sampled or None, RESIDENT)
 
 
 def _add_device(account: _Account, rank: _RankEvidence) -> None:
@@ -401,39 +428,35 @@ def _add_totals(account: _Account, rank: _RankEvidence) -> None:
 
 
 def _process_total(rank: _RankEvidence, reserved: _Sourced, outside: _Sourced) -> _Sourced:
-    """Return the peak memory of the process. `reserved` is torch's exact peak; `outside` is what the probe saw outside
-    torch's allocator."""
-    driver = _Sourced(None, "nobody saw it") if rank.gpu is None else _total_by_driver(rank.gpu, rank.pids)
-    if reserved.bytes is None or (driver.source == ACCOUNTING and (driver.bytes or 0) >= reserved.bytes):
-        return driver
-    least = _Sourced(reserved.bytes, reserved.source + ", reserved")
-    if outside.bytes is not None:
-        least = _Sourced(reserved.bytes + outside.bytes, reserved.source + ", reserved + outside")
-    return driver if (driver.bytes or 0) >= (least.bytes or 0) else least
-
-
-def _total_by_driver(assigned: AssignedGpu, pids: set[str]) -> _Sourced:
-    """Return the driver's own maximum, unless a sample is larger, because then the maximum belongs to another process
-    with the same id. Among samples the largest counts: the whole device is sampled once a second, process lists less
-    often."""
-    gpu = assigned.gpu
-    accounted = _Sourced(peak_of_pids(gpu.accounting_peak_bytes, pids), ACCOUNTING)
-    sampled = _Sourced(peak_of_pids(gpu.process_peak_bytes, pids), "nvml process")
-    if accounted.bytes and accounted.bytes >= (sampled.bytes or 0):
+    """Return the peak memory of the process, by the precedence above. `reserved` is torch's exact peak; `outside` is
+    what the probe saw outside torch's allocator."""
+    torch = _Sourced(reserved.bytes, reserved.source + ", reserved")
+    if reserved.bytes is not None and outside.bytes is not None:
+        torch = _Sourced(reserved.bytes + outside.bytes, reserved.source + ", reserved + outside")
+    if rank.gpu is None:
+        return torch
+    accounted = _Sourced(peak_of_pids(rank.gpu.gpu.accounting_peak_bytes, rank.pids), ACCOUNTING)
+    listed = _Sourced(peak_of_pids(rank.gpu.gpu.process_peak_bytes, rank.pids), "nvml process")
+    if accounted.bytes and accounted.bytes >= max(listed.bytes or 0, reserved.bytes or 0):
         return accounted
-    return max(sampled, _above_baseline(assigned), key=lambda sourced: sourced.bytes or 0)
+    return max(listed, _above_baseline(rank.gpu), torch, key=lambda sourced: sourced.bytes or 0)
+
+
+def idle_bytes(baseline_bytes: int | None, reserved_bytes: int | None) -> int:
+    """Return what a device held before the trainer started: at least what the driver reserves for itself."""
+    return (reserved_bytes or 0) if baseline_bytes is None else baseline_bytes
 
 
 def _above_baseline(assigned: AssignedGpu) -> _Sourced:
     """Return the peak of a GPU that the rank has to itself, less what the device held before."""
-    gpu = assigned.gpu
+    gpu, source = assigned.gpu, "nvml device"
     if gpu.device_peak_bytes is None or not assigned.alone:
-        return _Sourced(None, "nvml device")
-    idle, source = 0, "nvml device"
+        return _Sourced(None, source)
     if gpu.baseline_bytes is not None:
-        idle, source = gpu.baseline_bytes, "nvml device - baseline"
+        source = "nvml device - baseline"
     elif gpu.reserved_bytes is not None:
-        idle, source = gpu.reserved_bytes, "nvml device - reserved"
+        source = "nvml device - reserved"
+    idle = idle_bytes(gpu.baseline_bytes, gpu.reserved_bytes)
     return _Sourced(gpu.device_peak_bytes - idle if gpu.device_peak_bytes > idle else None, source)
 
 

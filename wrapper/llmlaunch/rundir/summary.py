@@ -51,6 +51,9 @@ class RankSummary:
     """peak memory of the process, of the kind that `run.json` predicts: on its device, or resident memory on a CPU"""
     peak_source: str | None = None
     """how `peak_bytes` was measured"""
+    at_least: list[str] | None = None
+    """keys of the peaks that may have been higher, because the monitor or the probe that saw them was lost before the
+    attempt ended"""
     device_total_bytes: Bytes | None = None
     """memory of the rank's device"""
     device_peak_bytes: Bytes | None = None
@@ -130,7 +133,7 @@ class AttemptSummary:
     files: dict[str, int] = field(default_factory=dict)
     """size in bytes of each file from which the summary was made, by path in the run directory. The summary is complete
     as long as these files keep their sizes and no further one exists; if a monitor's file has grown, only new lines of
-    this attempt count. Files that a node kept in its spool are not listed"""
+    this attempt count"""
     damaged: dict[str, int] = field(default_factory=dict)
     """number of lines that could not be read, by file. Lines that name another attempt are not counted, and a file that
     is replaced as a whole counts as one line. In a monitor's file of more than 1 MiB, a `beat` that is followed by

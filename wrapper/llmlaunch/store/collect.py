@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, select
 
 from llmlaunch.errors import UserError
 from llmlaunch.progress import counting
-from llmlaunch.rundir.spool_place import spool_root, spooled
 from llmlaunch.store.database import Store, batches, open_store
 from llmlaunch.store.location import DamagedStore
 from llmlaunch.store.measurements import put_collected, write_rehearsed
@@ -27,14 +24,11 @@ __all__ = ["Outcome", "collect", "collect_running", "open_collected"]
 MOST_RECORDS = 5000  # of one transaction: some 20 MB, and a second or so in which other writers wait
 
 
-@dataclass(frozen=True)
-class _Target:
-    """A directory to collect. `run_id` is None if a person named it, else the run that it is known for. `spools` are
-    folders of this machine with what its nodes could not write there."""
+class _Target(NamedTuple):
+    """A directory to collect. `run_id` is None if a person named it, else the run that it is known for."""
 
     directory: Path
     run_id: str | None
-    spools: Sequence[Path]
 
 
 def open_collected(say: Callable[[str], None], wait_seconds: float | None = None) -> Store:
@@ -78,13 +72,10 @@ def collect(store: Store, run_dirs: Iterable[Path] | None = None) -> list[Outcom
     """
     with store.read() as connection:
         stored = _known_runs(connection)
-    wanted: list[tuple[Path, str | None]]
     if run_dirs is None:
-        wanted = [(run.directory, run.run_id) for run in stored.values()]
+        targets = [_Target(run.directory, run.run_id) for run in stored.values()]
     else:
-        wanted = [(path.resolve(), None) for path in run_dirs]
-    spools = spooled(spool_root(os.environ))
-    targets = [_Target(directory, run_id, spools.get(directory, ())) for directory, run_id in wanted]
+        targets = [_Target(path.resolve(), None) for path in run_dirs]
     outcomes: dict[int, Outcome] = {}
     batch: dict[int, tuple[_Target, RunRead]] = {}
     for number, target in enumerate(counting("runs", targets)):
@@ -124,7 +115,7 @@ def _read(target: _Target, stored: Mapping[str, KnownRun]) -> Outcome | RunRead:
     """Return what is new in one directory. Whatever is wrong with its files becomes the reason of an outcome."""
     candidates = stored if target.run_id is None else {target.run_id: stored[target.run_id]}
     try:
-        return read_directory(target.directory, candidates, target.run_id is None, target.spools)
+        return read_directory(target.directory, candidates, target.run_id is None)
     except UserError as error:
         reason = str(error)
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -127,23 +127,19 @@ def _refuse_copy(directory: Path, run_id: str, original: Path | None) -> None:
         )
 
 
-def signature(directory: Path, state: str, spools: Sequence[Path] = ()) -> str:
+def signature(directory: Path, state: str) -> str:
     """Return a digest that changes when there may be something new to read. It is over sizes and times; no file is
     opened.
 
     Peaks of a running attempt rise all the time and are not looked at. Files that are replaced by renaming (the
-    summary, the causes) touch their folder; `spools` hold what belongs in the directory, too.
+    summary, the causes) touch their folder.
     """
     looked_at = [directory / name for name in _LOOKED_AT]
     over = state != "running"
     for attempt in _entries(directory / file_names.ATTEMPTS):
         looked_at += [attempt, *_with_files(attempt / file_names.PROBES)] if over else []
         looked_at += [*_with_files(attempt / file_names.RANKS), attempt / file_names.CAUSES]
-    for place in (directory, *spools) if over else ():
-        looked_at += _entries(place / file_names.PEAKS)
-    for place in spools if over else ():
-        for attempt in _entries(place / file_names.ATTEMPTS):
-            looked_at += _with_files(attempt / file_names.PROBES)
+    looked_at += _entries(directory / file_names.PEAKS) if over else []
     digest = hashlib.sha256()
     for path in looked_at:
         try:
@@ -203,11 +199,8 @@ class RunRead:
     rehearsal: bool = False
 
 
-def read_directory(
-    directory: Path, known: Mapping[str, KnownRun], named: bool, spools: Sequence[Path] = ()
-) -> Outcome | RunRead:
-    """What is new in a directory, or the outcome where nothing is. `known` are the runs it may be of, `spools` the
-    folders of this machine that hold what its nodes could not write there.
+def read_directory(directory: Path, known: Mapping[str, KnownRun], named: bool) -> Outcome | RunRead:
+    """What is new in a directory, or the outcome where nothing is. `known` are the runs it may be of.
 
     Raises UserError where it is no run directory or another's; OSError, ValueError, TypeError and RecursionError where
     its files cannot be read.
@@ -215,7 +208,7 @@ def read_directory(
     run_id = run_id_of(directory, known, named)
     before = known.get(run_id)
     if before is not None and before.directory == directory and before.files is not None:
-        same = before.files == signature(directory, before.state, spools)
+        same = before.files == signature(directory, before.state)
         if same and not (named and before.state == "running"):
             did = "waiting" if before.state in ONGOING else "unchanged"
             return Outcome(run_id, directory, did, before.state)
@@ -224,7 +217,7 @@ def read_directory(
         lost = f"the records of attempt {before.attempt} are gone; what was collected of it stays"
         return Outcome(run_id, directory, "unchanged", before.state, reason=lost)
     # before the files are read
-    signatures = {state: signature(directory, state, spools) for state in ("running", "over")}
+    signatures = {state: signature(directory, state) for state in ("running", "over")}
     try:
         files = read_run(directory)
     except RunDirectoryError as error:
@@ -237,7 +230,7 @@ def read_directory(
     reason = word.why if word else ""
     causes = {attempt.name: attempt_causes(directory, attempt, reason) for attempt in wanted if attempt.over}
     # not of a running attempt that nobody named: the files of a long run may be large
-    summaries = [_summary(files, attempt.name, spools) for attempt in wanted]
+    summaries = [_summary(files, attempt.name) for attempt in wanted]
     recipe = _recipe(files)
     secrets = secrets_of([recipe.text, *recipe.overrides] if recipe else [])
     by_attempt = [
@@ -308,9 +301,9 @@ def _promises_steps(run: Mapping[str, Any]) -> bool:
     return isinstance(progress, Mapping) and progress.get("promised") is True
 
 
-def _summary(files: RunFiles, attempt: str, spools: Sequence[Path]) -> AttemptSummary:
+def _summary(files: RunFiles, attempt: str) -> AttemptSummary:
     written = next((entry.summary for entry in files.attempts if entry.name == attempt), None)
-    return written if written is not None and not spools else summarize(files.directory, attempt, spools)
+    return written or summarize(files.directory, attempt)
 
 
 def _damaged(summaries: Sequence[AttemptSummary]) -> dict[str, int]:

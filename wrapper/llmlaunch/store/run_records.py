@@ -17,7 +17,7 @@ ALLOCATOR = {
     "allocated": ("allocated_bytes.all.peak", "allocated_peak_bytes"),
     "reserved": ("reserved_bytes.all.peak", "reserved_peak_bytes"),
 }
-ELSEWHERE = ("rank", "node", "pipeline_rank", "started_at", "peak_bytes", "peak_source")  # at the top of the record
+ELSEWHERE = ("rank", "node", "pipeline_rank", "started_at", "peak_bytes", "peak_source", "at_least")  # at the top
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ def _rank_record(run: RunFile, common: Record, summary: AttemptSummary, rank: Ra
         "peak_bytes": rank.peak_bytes,
         "baseline_bytes": common.get("baseline_bytes") if rank.baseline_bytes is None else rank.baseline_bytes,
         "peak_source": rank.peak_source,
+        **_lower_bound("peak_bytes" in (rank.at_least or ())),
         "predicted_bytes": _at_stage(run.get("predicted_bytes"), rank.pipeline_rank),
         "observed": _observed(summary, rank),
     }
@@ -85,6 +86,11 @@ def _of_one_rank(common: Record, rank: RankSummary, kind: str, name: str) -> dic
     if record.get("gpu") is None:
         record["gpu"] = rank.gpu_name
     return record
+
+
+def _lower_bound(lost: bool) -> dict[str, Any]:
+    """Return the mark of a peak that may have been higher, because whoever saw it was `lost` before the end."""
+    return {"peak_at_least": True} if lost else {}
 
 
 def _observed(summary: AttemptSummary, rank: RankSummary) -> dict[str, Any]:
@@ -126,6 +132,7 @@ def _stage_record(
             "what": "ranks of one stage",
         },
         "peak_source": worst.sources.get(name),
+        **_lower_bound(name in (worst.at_least or ())),
         "predicted_bytes": _at_stage(_predicted_of_kind(run, kind), worst.pipeline_rank),
         "observed": _observed(summary, worst),
     }
@@ -138,6 +145,7 @@ def _host_record(run: RunFile, common: Record, node: NodeSummary) -> dict[str, A
         "peak_bytes": node.host_peak_bytes,
         "node": node.node,
         "peak_source": node.host_peak_source,
+        **_lower_bound(not node.ended),
         "predicted_bytes": byte_count(_predicted_of_kind(run, "host")),
     }
     if node.host_total_bytes is not None:

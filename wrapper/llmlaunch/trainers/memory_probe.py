@@ -13,12 +13,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import fcntl
 import functools
-import hashlib
 import json
 import os
-import stat
 import sys
 import threading
 import time
@@ -263,8 +260,9 @@ class Devices:
 
 
 class File:
-    """`memory/<node>.jsonl` of the attempt, to which the processes of a node append, or the same in the node's spool.
-    It stays open: a line costs the server of a shared file system no call but the write."""
+    """`memory/<node>.jsonl` of the attempt, to which the processes of a node append. It stays open: a line costs the
+    server of a shared file system no call but the write. What cannot be written waits in the counters: the next line
+    has it, too."""
 
     def __init__(self, place: dict[str, Any], pid: int) -> None:
         self.pid = pid
@@ -305,18 +303,17 @@ class File:
         return now >= self.small_rise_at and any(value > last for value, last in rises)
 
     def put(self, text: bytes) -> bool:
-        # twice: who delivers a spool takes its files and empty folders away, also just then
-        for append in (self.append_to_the_run, self.append_to_the_spool, self.append_to_the_spool):
+        for _ in range(2):  # a file that its server has forgotten is opened anew
             with contextlib.suppress(OSError):
-                append(text)
+                self.append(text)
                 return True
         return False
 
-    def append_to_the_run(self, text: bytes) -> None:
+    def append(self, text: bytes) -> None:
         """A line end goes before the line, for one that a full disk has torn. Raises OSError."""
         try:
             if self.descriptor < 0:
-                self.descriptor = self.open_in_the_run()
+                self.descriptor = self.open()
             _write(self.descriptor, b"\n" + text)
         except OSError:
             if self.descriptor >= 0:
@@ -325,7 +322,7 @@ class File:
             self.descriptor = -1
             raise
 
-    def open_in_the_run(self) -> int:
+    def open(self) -> int:
         path = self.run_directory / self.relative
         try:
             return os.open(path, APPEND, 0o600)
@@ -334,55 +331,11 @@ class File:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             return os.open(path, APPEND, 0o600)
 
-    def append_to_the_spool(self, text: bytes) -> None:
-        """As llmlaunch/node/local_spool.py does it: under a lock, since who delivers the file renames it first. Raises
-        OSError."""
-        path = self.spool_folder() / self.relative
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(path, APPEND, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(file), path.stat()):
-                raise FileNotFoundError(path)
-            _write(file, b"\n" + text)
-        finally:
-            os.close(file)
-
-    def spool_folder(self) -> Path:
-        """As llmlaunch/rundir/spool_place.py has it. Raises OSError."""
-        root = Path(os.environ.get("LLMLAUNCH_SPOOL") or f"/var/tmp/llmlaunch-{os.getuid()}")
-        run = os.fsencode(self.run_directory)
-        folder = root / hashlib.sha256(run).hexdigest()[:16]
-        for each in (root, folder):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = each.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-                raise PermissionError(each)
-        if not (folder / "run").exists():
-            _replace(folder, "run", run + b"\n")
-        return folder
-
 
 def _write(file: int, text: bytes) -> None:
     if os.write(file, text) != len(text):
         raise OSError("short write: the disk is full")
     os.fsync(file)
-
-
-def _replace(folder: Path, name: str, content: bytes) -> None:
-    """So that a reader sees the old file or the whole new one, also after a power cut. Raises OSError."""
-    temporary = folder / f".{name}.{os.getpid()}.tmp"
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(file, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(file)
-        temporary.replace(folder / name)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _new_entry(index: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import read_object
 from llmlaunch.rundir.memory_files import MemoryWatch
 from llmlaunch.rundir.monitor_samples import GpuPeaks, NodePeaks, countable_gpus
+from llmlaunch.rundir.peak_account import idle_bytes
 from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.rundir.values import byte_count
 from llmlaunch.units import duration
@@ -83,7 +84,7 @@ class MemoryReader:
 
     def _device(self, node: NodePeaks, gpu: GpuPeaks, ranks: Sequence[RankSummary]) -> Gauge:
         """A GPU that no rank is known to use shows what all processes hold beyond what it held before."""
-        before = gpu.baseline_bytes or 0
+        before = idle_bytes(gpu.baseline_bytes, gpu.reserved_bytes)
         peaks = [rank.peak_bytes for rank in ranks if rank.peak_bytes is not None]
         whole = None if gpu.device_peak_bytes is None else max(0, gpu.device_peak_bytes - before)
         note = "" if gpu.lost_code is None else f"lost (NVML code {gpu.lost_code})"

@@ -1,0 +1,126 @@
+"""`llmlaunch` as processes of their own, forked from one that has imported it: starting one takes no time.
+
+Transactions of the store are small, so that there are many to be caught in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psycopg  # noqa: F401
+from sqlalchemy import Engine, event
+
+import llmlaunch.store.collect
+import llmlaunch.store.database
+import llmlaunch.store.history
+from llmlaunch.cli.main import main
+
+PATIENCE_SECONDS = 240.0
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload([__name__, "pytest", "llmlaunch.cli.measurements", "llmlaunch.cli.runs"])
+
+
+class Command:
+    """`llmlaunch WORDS`. `prepare` runs in it before it begins. `pause` names a folder and a moment of the second
+    transaction, `written` or `commit`: there it writes `here`, and waits until somebody has written `go`."""
+
+    def __init__(
+        self,
+        words: tuple[str, ...],
+        environment: Mapping[str, str],
+        prepare: Callable[[], None] | None,
+        pause: tuple[str, str] | None,
+    ) -> None:
+        self._pipes = [FORKS.Pipe(duplex=False) for _ in range(2)]
+        writers = [writer for _, writer in self._pipes]
+        self._process = FORKS.Process(target=_run, args=(words, dict(environment), writers, prepare, pause))
+        self._process.start()
+        for writer in writers:
+            writer.close()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self) -> tuple[int | None, str, str]:
+        """The exit code, stdout and stderr of a command that has ended by itself."""
+        out, err = (_read(reader) for reader, _ in self._pipes)
+        self._process.join(PATIENCE_SECONDS)
+        return self._process.exitcode, out, err
+
+
+def limit_files(size: int) -> None:
+    """What is written beyond that size, to any file, is refused as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def as_an_ordinary_owner() -> None:
+    """Permissions hold for root, too, in a process without this capability."""
+    libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    sets[0] &= ~2  # CAP_DAC_OVERRIDE, of the effective set
+    assert libc.capset(header, sets) == 0
+
+
+def _read(reader: Connection) -> str:
+    with os.fdopen(os.dup(reader.fileno()), "rb") as file:
+        content = file.read()
+    reader.close()
+    return content.decode()
+
+
+def _run(
+    words: tuple[str, ...],
+    environment: dict[str, str],
+    writers: list[Connection],
+    prepare: Callable[[], None] | None,
+    pause: tuple[str, str] | None,
+) -> None:
+    for descriptor, writer in enumerate(writers, start=1):
+        os.dup2(writer.fileno(), descriptor)
+        writer.close()
+    sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environment)
+    llmlaunch.store.collect.MOST_RECORDS = 50
+    llmlaunch.store.database.WRITER_SECONDS = float(environment.get("WRITER_SECONDS", 30))
+    llmlaunch.store.database.SILENT_SECONDS = float(environment.get("SILENT_SECONDS", 90))
+    if pause is not None:
+        _pause_at(Path(pause[0]), pause[1])
+    if prepare is not None:
+        prepare()
+    sys.argv = ["llmlaunch", *words]
+    main()
+
+
+def _pause_at(folder: Path, moment: str) -> None:
+    written = 0
+
+    def pause() -> None:
+        if written == 2 and not (folder / "here").exists():
+            (folder / "here").touch()
+            give_up_at = time.monotonic() + PATIENCE_SECONDS
+            while not (folder / "go").exists() and time.monotonic() < give_up_at:
+                time.sleep(0.01)
+
+    def executed(connection: object, cursor: object, statement: str, *_: object) -> None:
+        nonlocal written
+        written += statement.startswith("INSERT INTO measurements")
+        if moment == "written":
+            pause()
+
+    event.listen(Engine, "after_cursor_execute", executed)
+    if moment == "commit":
+        event.listen(Engine, "commit", lambda connection: pause())
