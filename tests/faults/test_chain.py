@@ -29,7 +29,8 @@ Make = Callable[..., Chain]
 KILLED = {
     "monitor and trainer": ("monitor", "trainer 0"),
     "job": ("job",),
-    **{name: (name,) for name in in_soak("trainer 1", "monitor", "node")},
+    "node": ("node",),
+    **{name: (name,) for name in in_soak("trainer 1", "monitor")},
     **dict.fromkeys(in_soak("everything"), ("job", "node", "monitor", "trainer 0")),
 }
 RANDOM_RUNS = in_soak("0", "1")
@@ -222,20 +223,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def full(disk: Path, run: Chain) -> Iterator[None]:
-    """No room is left on the disk; where that takes root, the monitor's files may grow no more."""
-    if os.getuid() != 0:
-        monitor = run.pid("monitor")
-        assert monitor
-        resource.prlimit(monitor, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        yield
-        resource.prlimit(monitor, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        return
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
+    """No room is left, also in the last block of the monitor's file; filling the disk takes root."""
+    monitor, filler = run.pid("monitor"), disk / "filler"
+    assert monitor
+    resource.prlimit(monitor, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    if os.getuid() == 0:
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
     yield
-    filler.unlink()
+    filler.unlink(missing_ok=True)
+    with suppress(ProcessLookupError):
+        resource.prlimit(monitor, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 @pytest.mark.parametrize("until_the_end", [True, *in_soak(False)], ids=str)

@@ -90,7 +90,7 @@ def _run(
     for descriptor, writer in enumerate(writers, start=1):
         os.dup2(writer.fileno(), descriptor)
         writer.close()
-    sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)

@@ -13,7 +13,7 @@ import pytest
 from llmlaunch.node.diagnose import write_cause
 from llmlaunch.node.finish import write_summary
 from llmlaunch.rundir.summary import AttemptSummary, still_whole, summary_of_json
-from support.node_rig import ATTEMPT, GIB, NODE, NodeRig
+from support.node_rig import ATTEMPT, NODE, NodeRig
 
 
 def run(node_side: NodeRig, script: str, rank: int, node: str = NODE) -> None:
