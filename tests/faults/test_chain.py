@@ -226,7 +226,8 @@ def full(disk: Path, run: Chain) -> Iterator[None]:
     """No room is left, also in the last block of the monitor's file; filling the disk takes root."""
     monitor, filler = run.pid("monitor"), disk / "filler"
     assert monitor
-    resource.prlimit(monitor, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    (peaks,) = run.run.glob("peaks/*.jsonl")
+    resource.prlimit(monitor, resource.RLIMIT_FSIZE, (peaks.stat().st_size, resource.RLIM_INFINITY))
     if os.getuid() == 0:
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while True:
