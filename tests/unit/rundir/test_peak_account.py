@@ -124,5 +124,5 @@ def test_a_peak_is_never_less_than_torch_holds_and_the_rest_is_never_negative(
             assert (rank.peak_bytes or 0) >= rank.reserved_peak_bytes
         assert rank.outside_torch_bytes is None or rank.outside_torch_bytes >= 0
         named = {name for name in RankSummary.__dataclass_fields__ if getattr(rank, name) is not None}
-        identity = {"rank", "pipeline_rank", "node", "local_rank", "pid", "peak_source", "sources"}
+        identity = {"rank", "pipeline_rank", "node", "local_rank", "pid", "peak_source", "at_least", "sources"}
         assert named <= set(rank.sources) | identity

@@ -170,7 +170,8 @@ def add_line(node: NodePeaks, line: Mapping[str, Any]) -> None:
     if event == "no_nvml":
         node.no_nvml = str(line.get("why") or "NVML failed")
     if event == "end":
-        node.ended, node.stalled_at_end = True, line.get("nvml_answered") is False
+        node.ended = True
+        node.stalled_at_end |= line.get("nvml_answered") is False
     remark = _remark(event, line)
     if remark:
         node.remarks[remark] = min(time, node.remarks.get(remark, time))
