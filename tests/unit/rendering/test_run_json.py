@@ -22,8 +22,7 @@ from llmlaunch.rendering.provenance import Provenance, gather_provenance
 from llmlaunch.rendering.run_directory import run_files
 from llmlaunch.rendering.run_json import _checkpoint, _restart, placement_json
 from llmlaunch.rendering.scripts import job_script
-from llmlaunch.rundir.peak_account import pipeline_rank_of
-from llmlaunch.rundir.run_file import RunFile
+from llmlaunch.rundir.run_file import RunFile, pipeline_rank_of
 from llmlaunch.rundir.schema import sound
 from support.recipes import recipe_of
 from support.rendered_jobs import shown_words

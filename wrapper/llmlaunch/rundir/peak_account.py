@@ -23,9 +23,8 @@ from .attempt_files import RankRecord
 from .foreign_values import is_whole_number
 from .monitor_samples import countable_gpus
 from .probe_files import fullest_devices
-from .run_file import RehearsedStage, RunFile
+from .run_file import RunFile, pipeline_rank_of
 from .summary import NodeSummary, RankSummary
-from .values import count_above_zero
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,20 +78,6 @@ def node_summary(node: NodePeaks) -> NodeSummary:
         cgroup_limit_bytes=node.cgroup_limit_bytes,
         remarks=tuple(sorted(node.remarks, key=lambda remark: (node.remarks[remark], remark))),
     )
-
-
-def pipeline_rank_of(run: RunFile, rank: int) -> int | None:
-    """Return the pipeline rank of a global rank, or None if the numbers in `run` (run.json) do not fit together.
-    Pipeline parallelism is the outermost rank order. A rank that runs alone belongs to the stage for which it was
-    started, whatever its number."""
-    own = (run.get("rehearsal") or RehearsedStage()).get("pipeline_rank")
-    if own is not None:
-        return own
-    pipeline, world = run.get("pipeline"), count_above_zero(run.get("measurement", {}).get("world_size"))
-    world = world or (run.get("nodes") or 0) * (run.get("devices_per_node") or 0)
-    if not pipeline or not world or world % pipeline or rank >= world:
-        return None
-    return rank // (world // pipeline)
 
 
 # --- the evidence of each rank ----------------------------------------------------------------------------------------
@@ -358,13 +343,12 @@ def _lower_bounds(account: _Account, rank: _RankEvidence) -> list[str]:
 
 
 def _was_lost(source: str, rank: _RankEvidence) -> bool:
-    """Whether a source of the rank's numbers was lost before the attempt ended."""
-    if source == KERNEL:
-        return False
+    """Whether a source of the rank's numbers was lost before the attempt ended; the kernel's is exact."""
     if source.startswith(PROBE):
         return rank.torch is not None and not rank.torch.ended
     monitor = rank.monitor
-    return monitor is None or not monitor.ended or (monitor.stalled_at_end and source.startswith("nvml"))
+    seen = monitor is not None and monitor.ended and not (monitor.stalled_at_end and source.startswith("nvml"))
+    return source != KERNEL and not seen
 
 
 def _add_torch(account: _Account, rank: _RankEvidence) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from . import file_names
 from .files import read_object
 from .schema import Amount, Bytes, Count, Seconds, Step, sound
+from .values import count_above_zero
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -381,3 +382,17 @@ class RunFile(TypedDict, total=False):
 def read_run_file(run_directory: Path, layout: str = "") -> RunFile:
     """Return the run.json of a layout, or an empty one if it cannot be read."""
     return sound(RunFile, read_object(run_directory / layout / file_names.RUN)) or RunFile()
+
+
+def pipeline_rank_of(run: RunFile, rank: int) -> int | None:
+    """Return the pipeline rank of a global rank, or None if the numbers in `run` (run.json) do not fit together.
+    Pipeline parallelism is the outermost rank order. A rank that runs alone belongs to the stage for which it was
+    started, whatever its number."""
+    own = (run.get("rehearsal") or RehearsedStage()).get("pipeline_rank")
+    if own is not None:
+        return own
+    pipeline, world = run.get("pipeline"), count_above_zero(run.get("measurement", {}).get("world_size"))
+    world = world or (run.get("nodes") or 0) * (run.get("devices_per_node") or 0)
+    if not pipeline or not world or world % pipeline or rank >= world:
+        return None
+    return rank // (world // pipeline)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmlaunch.calibration.records import Record
-from llmlaunch.rundir.peak_account import pipeline_rank_of
-from llmlaunch.rundir.run_file import RunFile
+from llmlaunch.rundir.run_file import RunFile, pipeline_rank_of
 from llmlaunch.rundir.summary import AttemptSummary, NodeSummary, RankSummary
 from llmlaunch.rundir.values import byte_count, time_or_none
 
