@@ -28,7 +28,7 @@ def planned(name: str, *words: str) -> tuple[Recipe, Plan]:
 @pytest.mark.parametrize(
     ("name", "words", "counts"),
     [
-        ("llama3-8b", ("nodes.at_least=1",), [3, 2, 1]),
+        ("llama3-8b", ("nodes.at_least=1", "layout.techniques=asked"), [3, 2, 1]),
         ("llama2-7b-deepspeed", ("nodes={count: 4, at_least: 1}",), [2, 1]),  # 24 devices share no batch of 512
         ("llama3-8b", ("nodes.at_least=1", "layout.tensor=2", "layout.pipeline=1"), [2, 1]),
     ],
@@ -55,7 +55,7 @@ def test_each_keeps_the_batch_is_safe_and_loads_what_the_others_save(
 
 
 def test_there_are_few_of_them_and_each_number_of_nodes_is_worth_its_folder() -> None:
-    _, whole = planned("llama3-8b", "nodes={count: 24, at_least: 1}")
+    _, whole = planned("llama3-8b", "nodes={count: 24, at_least: 1}", "layout.techniques=asked")
     assert whole.fewer_nodes is not None
     plans = whole.fewer_nodes.plans
     assert 2 < len(plans) <= MOST_LAYOUTS

@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.calibration.lessons import Lessons, Rehearsal
 from llmlaunch.layout import Layout
-from llmlaunch.planner.fallbacks import find_fallbacks
 from llmlaunch.planner.headroom import search_with_headroom, stated_risk_at, with_headroom
 from llmlaunch.planner.plan import Candidate, JobLength
 from llmlaunch.planner.plan_json import plan_json
-from llmlaunch.planner.planning import make_plan, make_sized_plan
+from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.preference import headroom_rule
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
 from llmlaunch.verdicts import SAFE
 from support.plans import gallery_setting, plan_of
+from support.soak import examples
 from support.tight import bytes_leaving
 
 ONE_PERCENT, THREE_PERCENT = 0.01, 0.03
@@ -73,7 +73,7 @@ def roomier_of_everything(setting: Setting, result: SearchResult, roomy_bytes: i
     return (whole, int(near[np.argmin(whole.preferred_seconds[near])])) if len(near) else None
 
 
-@settings(max_examples=5, deadline=None)
+@examples(3)
 @given(
     job=st.sampled_from(sorted(JOBS)),
     batch=st.sampled_from([16, 32, 64, 128, 256]),
@@ -105,11 +105,7 @@ def test_the_roomier_layout_is_the_one_of_the_whole_space(job: str, batch: int, 
 
 def test_layers_are_recomputed_anew_for_the_roomier_limit() -> None:
     """How many layers are recomputed is solved for a limit: the roomier layout may be the same with more of them."""
-    setting = gallery_setting(
-        "llama3-8b",
-        "nodes=1",
-        BLOCKS,
-    )
+    setting = gallery_setting("llama3-8b", "nodes=1", BLOCKS)
     result = search(setting)
     chosen = result.candidate(setting.recipe, 0)
     assert chosen.layout.recompute_layers
@@ -119,7 +115,7 @@ def test_layers_are_recomputed_anew_for_the_roomier_limit() -> None:
     assert roomier.device_bytes <= chosen.device_bytes - GIB // 2
 
 
-@pytest.mark.parametrize("name", ["llama3-70b", "mixtral-8x7b", "gemma2-9b", "llama2-7b-deepspeed"])
+@pytest.mark.parametrize("name", ["llama3-70b", "llama2-7b-deepspeed"])
 def test_recipes_of_the_gallery_keep_head_room(name: str) -> None:
     plan = plan_of(name)
     assert plan.verdict == SAFE
@@ -161,12 +157,11 @@ def test_the_rule_leaves_alone_what_it_is_not_about(override: str) -> None:
     assert make_plan(setting).fuller is None
 
 
-@pytest.mark.parametrize("name", ["llama3-70b", "mixtral-8x7b"])
-def test_memory_risk_stays_a_limit(name: str) -> None:
+def test_memory_risk_stays_a_limit() -> None:
     """A higher risk makes more layouts safe, and the rule applies to what is then planned; a low one leaves it nothing
     to do. The runs behind both limits are the same ones: a risk that a class bounds by itself may have a lower limit
     than one for which it is pooled wider."""
-    usual, bold = plan_of(name), plan_of(name, "memory.risk=0.1")
+    usual, bold = plan_of("llama3-70b"), plan_of("llama3-70b", "memory.risk=0.1")
     assert usual.limit.evidence is not None
     assert bold.limit.evidence is not None
     assert usual.limit.evidence.shortfalls == bold.limit.evidence.shortfalls
@@ -175,7 +170,7 @@ def test_memory_risk_stays_a_limit(name: str) -> None:
         assert plan.stated_risk is not None
         assert plan.stated_risk <= ONE_PERCENT
         assert plan.fuller is not None
-    careful = plan_of(name, "memory.risk=0.01")
+    careful = plan_of("llama3-70b", "memory.risk=0.01")
     assert careful.device_bytes <= careful.limit.limit_bytes < usual.limit.limit_bytes
     assert careful.fuller is None
 
@@ -190,15 +185,6 @@ def test_a_pinned_layout_is_kept() -> None:
     assert plan.verdict == SAFE
 
 
-def test_the_number_of_nodes_that_is_chosen_gets_the_plan_of_that_number() -> None:
-    setting = gallery_setting("llama3-70b", "nodes=auto", "training.global_batch_size=128")
-    sized, plan = make_sized_plan(setting)
-    written = make_plan(gallery_setting("llama3-70b", f"nodes={sized.recipe.nodes}", "training.global_batch_size=128"))
-    assert plan.chosen == written.chosen
-    assert plan.sizing is not None
-    assert plan.sizing.tried[-1].layout == plan.layout
-
-
 def test_head_room_never_costs_the_budget() -> None:
     """Where the plan alone stays within the days, a slower one does not take its place."""
     free = gallery_setting("llama3-70b")
@@ -208,14 +194,6 @@ def test_head_room_never_costs_the_budget() -> None:
     plan = plan_of("llama3-70b", f"budget.days={days}")
     assert plan.chosen.step_seconds <= 1.001 * seconds
     assert plan.beyond_budget is None
-
-
-def test_a_fallback_has_more_head_room_than_the_plan() -> None:
-    setting = gallery_setting("llama3-70b", "on_oom={layouts: 2}")
-    plan = make_plan(setting)
-    sizes = [plan.device_bytes, *(after.plan.device_bytes for after in find_fallbacks(setting, plan, 2).layouts)]
-    assert len(sizes) == 3
-    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_the_grid_and_the_front_have_the_planned_layout_first() -> None:

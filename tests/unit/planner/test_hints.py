@@ -21,7 +21,6 @@ SLOW = {
         "layout.pipeline",
         0.02,
     ),
-    "no sequence parallelism": ("layout={tensor: 8, sequence_parallel: false}", "layout.tensor", 0.02),
     "a batch that divides badly": ("training.global_batch_size=100", "training.global_batch_size", 0.02),
     "fp32": ("training.precision=fp32 nodes=8", "training.precision", 0.5),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
@@ -25,6 +25,7 @@ from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.load import load_recipe
 from support.plans import any_legal, gallery_setting, plan_of, setting_for, technique_layouts
 from support.recipes import recipe_text
+from support.soak import examples
 
 GOOD = recipe_text(layout="\n  micro_batch_size: 1")
 
@@ -103,7 +104,10 @@ def test_where_no_pin_is_to_blame_the_tightest_rule_and_what_would_satisfy_it_ar
 
 def test_the_tightest_rule_is_the_one_whose_relaxation_leaves_the_most() -> None:
     here = gallery_setting(
-        "llama3-8b", "nodes=1", "model.num_layers=8", "layout={pipeline: 1, virtual_pipeline: 4, context: 1}"
+        "llama3-8b",
+        "nodes=1",
+        "model.num_layers=8",
+        "layout={pipeline: 1, virtual_pipeline: 4, context: 1, techniques: asked}",
     )
     tightest, _ = tightest_rule(here)
     rules = here.backend.rules(here.recipe)
@@ -134,10 +138,11 @@ def legal_with(here: Setting, keep: Iterable[str]) -> bool:
     return any_legal(here.with_recipe(relax_pins(here, keep)))
 
 
-@settings(max_examples=6, deadline=None)
+@examples(4)
 @given(PINS)
 def test_the_named_pins_clash_and_no_fewer_do(pins: dict[str, Any]) -> None:
-    base = gallery_setting("llama3-8b", "nodes=1", "model.num_layers=8", "training.global_batch_size=24")
+    few = ("nodes=1", "model.num_layers=8", "training.global_batch_size=24", "layout.techniques=asked")
+    base = gallery_setting("llama3-8b", *few)
     fixed = ("offload_optimizer", "offload_modules", "gradient_dtype", "recompute_modules", "recompute_method")
     here = base.with_recipe(replace(base.recipe, pins=pins, fixed=fixed))
     assume(not legal_with(here, pins))

@@ -56,7 +56,7 @@ BROKEN = {
         "the pipeline size must divide the number of micro-batches (here 6 and 3) [interleaved-microbatches;",
     ),
     "experts beyond the devices": (
-        ("experts_beyond_devices",),
+        ("experts_beyond_devices", "layout.techniques=asked"),
         "layout.pipeline: 4 contradicts layout.expert: 16: ",
         "must divide the number of devices (here 16 x 1 x 4 = 64 and 32) [expert-world;",
     ),
@@ -82,10 +82,8 @@ def test_the_rule_that_is_broken_is_named_with_its_numbers(
     assert rule in said
 
 
-@pytest.mark.parametrize("words", [("layout.expert=8",), ("nodes=8",)])
-def test_layers_that_the_pipeline_does_not_divide_are_no_obstacle(
-    llmlaunch: CommandLine, words: tuple[str, ...]
-) -> None:
+def test_layers_that_the_pipeline_does_not_divide_are_no_obstacle(llmlaunch: CommandLine) -> None:
+    words = ("nodes=8", "layout.techniques=asked")
     assert llmlaunch.json("check", path("experts_beyond_devices"), *words)["verdict"] == "safe"
 
 

@@ -28,17 +28,20 @@ from llmlaunch.timing.step import step_time
 from support.plans import gallery_setting, setting_for
 from support.recipes import recipe_of
 
-SMALL = ("nodes=1", "model.num_layers=16", "layout={tensor: [1, 2], micro_batch_size: [1, 2], context: 1}")
+SMALL = ("nodes=1", "model.num_layers=8", "layout={tensor: [1, 2], micro_batch_size: [1, 2], context: 1}")
 RECIPES = {
-    "dense": ("llama3-8b", SMALL),
-    "dense, gradients free": ("llama3-8b", (*SMALL, "training.gradient_dtype=auto")),
+    "dense": ("llama3-8b", (*SMALL, "layout={micro_batch_size: 1, tensor: 2}")),
     "mixture": (
         "mixtral-8x7b",
-        ("nodes=2", "model.num_layers=8", "layout={tensor: [1, 2], micro_batch_size: 1, expert: [1, 8], context: 1}"),
+        (
+            "nodes=1",
+            "model.num_layers=4",
+            "layout={tensor: 1, micro_batch_size: 1, expert: [4, 8], context: 1, techniques: asked}",
+        ),
     ),
     "deepspeed": ("llama2-7b-deepspeed", ("nodes=1",)),
     "cpu": ("quickstart", ()),
-    "small card": ("llama3-8b", (*SMALL, "cluster=a100-40gb-x8")),
+    "small card": ("llama3-8b", (*SMALL, "cluster=a100-40gb-x8", "layout.tensor=1", "memory.limit=0.45")),
 }
 
 
@@ -56,14 +59,15 @@ def setting(name: str, *more: str, lessons: Lessons = NO_LESSONS) -> Setting:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [*((name, "uncorrected") for name in RECIPES), ("dense", "more"), ("cpu", "less")]
+    ("name", "said"),
+    [("dense", "more"), ("mixture", "uncorrected"), ("deepspeed", "uncorrected"), ("cpu", "less")],
 )
 def test_every_point_is_what_the_estimator_and_the_step_time_say_of_its_layout(name: str, said: str) -> None:
     asked = setting(name, lessons=LESSONS[said])
     result = search(asked, whole=True)
     assert len(result.points)
     assert sum(result.refused.values()) + int(np.count_nonzero(result.safe)) == result.searched
-    for index in np.linspace(0, len(result.points) - 1, 60).astype(int):
+    for index in np.linspace(0, len(result.points) - 1, 30).astype(int):
         candidate = result.at(asked.recipe, int(index))
         planned = as_planned(asked.recipe, candidate)
         job, columns = asked.job_of(planned), LayoutColumns.of([candidate.layout])
@@ -106,8 +110,7 @@ def amounts(step: StepTechniques, layers: int) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [(name, "uncorrected") for name in ("dense", "small card", "mixture")]
-    + [("small card", s) for s in ("more", "less")],
+    [("dense", "uncorrected"), ("mixture", "uncorrected"), ("small card", "more"), ("small card", "less")],
 )
 def test_the_fastest_is_that_of_brute_force_over_every_split_word_and_amount(name: str, said: str) -> None:
     asked = setting(name, "layout.layers_by_stage=even", "layout.preference=off", lessons=LESSONS[said])
@@ -144,14 +147,15 @@ FEW_WORDS = (
 UNEVEN = {
     "a fast end": (
         "llama3-8b",
-        ("nodes=1", "layout={tensor: [1, 2], pipeline: [2, 4], virtual_pipeline: 1, context: 1}"),
+        ("nodes=1", "layout={tensor: 1, pipeline: 4, virtual_pipeline: 1, micro_batch_size: 1, context: 1}"),
     ),
     "a full end": (
         "llama3-8b",
         (
             "nodes=1",
             "cluster=a100-40gb-x8",
-            "layout={tensor: 2, pipeline: 4, virtual_pipeline: 1, micro_batch_size: 1}",
+            "memory.limit=0.5",
+            "layout={tensor: 2, pipeline: 2, virtual_pipeline: 1, micro_batch_size: 1}",
         ),
     ),
     "dense layers first": (
@@ -163,7 +167,7 @@ UNEVEN = {
 
 @pytest.mark.parametrize(("name", "said"), [*((name, "uncorrected") for name in UNEVEN), ("a full end", "more")])
 def test_the_fastest_uneven_stages_are_those_of_brute_force(name: str, said: str) -> None:
-    """Every way to cut ten layers, with and without recompute."""
+    """Every way to cut nine layers, with and without recompute."""
     recipe_name, overrides = UNEVEN[name]
     words = [word.replace("layout={", f"layout={{{FEW_WORDS}, ") for word in (*overrides, f"model.num_layers={LAYERS}")]
     recipe = recipe_of(recipe_name, *words)
@@ -171,13 +175,13 @@ def test_the_fastest_uneven_stages_are_those_of_brute_force(name: str, said: str
         moe = replace(recipe.model.moe, layer_pattern=(0,) * 3 + (1,) * (LAYERS - 3))
         recipe = replace(recipe, model=replace(recipe.model, moe=moe))
     asked = setting_for(recipe, LESSONS[said])
-    cuts = [cut for p in (2, 4) for cut in product(range(1, LAYERS), repeat=p) if sum(cut) == LAYERS]
+    cuts = [cut for cut in product(range(1, LAYERS), repeat=recipe.pins["pipeline"]) if sum(cut) == LAYERS]
     named = (replace(recipe, layers_by_stage=cut) for cut in cuts)
     fastest = min(_fastest(search(asked.with_recipe(each))) for each in (replace(recipe, layers_by_stage=()), *named))
     assert _fastest(search(asked)) == pytest.approx(fastest, rel=1e-12)
 
 
-LAYERS = 10
+LAYERS = 9
 
 
 def _fastest(result: SearchResult) -> float:
@@ -208,7 +212,7 @@ def test_rules_that_do_not_look_at_words_say_the_same_for_all(name: str) -> None
 
 
 def searched(*overrides: str) -> SearchResult:
-    return search(gallery_setting("llama3-8b", *overrides), whole=True)
+    return search(gallery_setting("llama3-8b", "nodes=1", *overrides), whole=True)
 
 
 def test_a_recipes_own_words_take_the_place_of_those_offered() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from llmlaunch.planner import hints, neighbours, no_legal_layout, smallest_change
@@ -14,12 +12,9 @@ from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget, count_c
 from llmlaunch.planner.search import search
 from llmlaunch.planner.smallest_change import CUT_SHORT, find_advice
 from llmlaunch.progress import heard_by
-from llmlaunch.recipe.load import load_recipe
-from support.plans import gallery_setting, setting_for
+from support.plans import gallery_setting
 
-FOLDER = Path(__file__).resolve().parents[2] / "data" / "odd_recipes"
 TIGHT = ("nodes=1", "layout={tensor: 1, pipeline: 1}", "cluster=a100-40gb-x8")
-PARTS = ("PIN_CANDIDATES", "TECHNIQUE_CANDIDATES", "NODE_CANDIDATES")
 
 
 def spent_by(setting_name: str, *overrides: str) -> float:
@@ -59,23 +54,28 @@ def test_what_is_searched_for_alone_is_what_the_whole_search_finds() -> None:
             assert alone.candidate(setting.recipe, 0) == usual.candidate(setting.recipe, 0)
 
 
-@pytest.mark.parametrize("name", ["slow_nemotron", "slow_budget"])
-def test_advice_on_a_large_space_says_that_its_budget_was_used_up(name: str) -> None:
-    overrides = ["layout=auto"] if name == "slow_nemotron" else []
-    advice = find_advice(setting_for(load_recipe(FOLDER / f"{name}.yaml", overrides)))
+def test_where_no_part_may_look_at_anything_no_change_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    spend_advice(monkeypatch, "PIN_CANDIDATES", "TECHNIQUE_CANDIDATES", "NODE_CANDIDATES")
+    plan = make_plan(gallery_setting("llama3-8b", *TIGHT))
+    assert not plan.safe
+    assert CUT_SHORT in (plan.advice or "")
+    assert plan.changes is None
+
+
+def test_a_change_that_is_found_after_a_part_ended_at_its_budget_is_not_called_the_smallest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spend_advice(monkeypatch, "PIN_CANDIDATES", "TECHNIQUE_CANDIDATES")
+    advice = find_advice(gallery_setting("llama3-8b", *TIGHT))
     assert CUT_SHORT in advice.sentence
     assert advice.change is not None
     assert not advice.change.smallest
     assert "nodes" in advice.change.settings
 
 
-def test_no_part_of_the_search_for_advice_looks_at_more_than_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in PARTS:
+def spend_advice(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
+    for part in parts:
         monkeypatch.setattr(smallest_change, part, 10)
-    plan = make_plan(gallery_setting("llama3-8b", *TIGHT))
-    assert not plan.safe
-    assert CUT_SHORT in (plan.advice or "")
-    assert plan.changes is None
 
 
 def test_a_change_found_within_the_budget_is_the_smallest() -> None:

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llmlaunch.layout import LayoutColumns, refusal_counts
 from llmlaunch.memory.grouped_pricing import (
@@ -24,7 +22,7 @@ from llmlaunch.planner.legality import first_failed, situation, technique_legali
 from llmlaunch.planner.memory_bounds import MemoryBounds
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.pricing import price_all
-from llmlaunch.planner.search import EXACT, SearchResult, preferred_seconds, search
+from llmlaunch.planner.search import EXACT, SearchResult, search
 from llmlaunch.planner.search_space import (
     enumerate_splits,
     enumerate_uneven,
@@ -35,6 +33,7 @@ from llmlaunch.planner.stage_search import balanced, costs_of, have_cuts
 from llmlaunch.planner.technique_batches import alike_steps, apply_alike, group_equal
 from llmlaunch.timing.passes import pass_seconds
 from support.plans import apply_techniques, gallery_setting
+from support.soak import SOAK
 
 FEW = "layout={tensor: [1, 2], context: 1, micro_batch_size: [1, 2]}"
 JOBS = {
@@ -87,8 +86,11 @@ def rule_counts(result: SearchResult) -> Counter[str]:
     return Counter({key: count for key, count in result.refused.items() if key in keys})
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("job", JOBS)
+# Each job with one limit, in `make soak` with each.
+LIMITED = [(job, limit) for n, job in enumerate(JOBS) for limit in (LIMITS if SOAK else [[*LIMITS][n % 3]])]
+
+
+@pytest.mark.parametrize(("job", "limit"), LIMITED)
 def test_the_first_ones_are_those_of_the_whole_space(job: str, limit: str) -> None:
     asked = setting(job, *LIMITS[limit])
     bounded, whole = search(asked), search(asked, whole=True)
@@ -101,50 +103,26 @@ def test_the_first_ones_are_those_of_the_whole_space(job: str, limit: str) -> No
         assert first(asked, bounded)[:1] == first(asked, whole)[:1]
 
 
-@settings(max_examples=8, deadline=None)
-@given(
-    job=st.sampled_from(["dense", "small card", "mixture", "deepspeed"]),
-    batch=st.sampled_from([16, 48, 64, 256]),
-    share=st.sampled_from([0.05, 0.2, 0.4, 0.8]),
-    preference=st.booleans(),
-)
-def test_even_stages_are_ranked_as_by_brute_force(job: str, batch: int, share: float, preference: bool) -> None:
-    """Every legal layout is priced by itself; all that a search adds is order."""
-    asked = setting(job, f"training.global_batch_size={batch}", f"memory={{limit: {share}}}")
-    asked = asked.with_recipe(replace(asked.recipe, preference=preference, layers_by_stage=()))
-    recipe, backend = asked.recipe, asked.backend
-    space, rules = technique_space(recipe, backend), backend.rules(recipe)
-    splits = enumerate_splits(recipe, backend.space(recipe))
-    size_rules = [rule for rule in rules if not rule.of_techniques]
-    splits = splits.take(first_failed(size_rules, situation(recipe, splits)) < 0)
-    points = price_all(asked, splits, space, [rule for rule in rules if rule.of_techniques])
-    limits = asked.limit.limit_bytes, asked.host_limit.limit_bytes
-    safe = (points.rows.device_bytes <= limits[0]) & (points.rows.host_bytes <= limits[1])
-    result = search(asked)
-    assert bool(np.any(result.safe)) == bool(np.any(safe))
-    if np.any(safe):
-        expected = np.sort(preferred_seconds(recipe, points)[safe])[:EXACT]
-        assert result.preferred_seconds[result.first[:EXACT]] == pytest.approx(expected, rel=1e-12)
-
-
-def legal_splits(asked: Setting) -> list[LayoutColumns]:
+def legal_splits(asked: Setting, count: int) -> list[LayoutColumns]:
+    """Return up to about so many even splits and so many uneven ones, spread over all."""
     recipe, space = asked.recipe, asked.backend.space(asked.recipe)
     rules = [rule for rule in asked.backend.rules(recipe) if not rule.of_techniques]
     both = enumerate_splits(recipe, space), enumerate_uneven(recipe, space)
-    return [splits.take(first_failed(rules, situation(recipe, splits)) < 0) for splits in both if len(splits)]
+    legal = [splits.take(first_failed(rules, situation(recipe, splits)) < 0) for splits in both if len(splits)]
+    return [splits.take(np.arange(0, len(splits), 1 + len(splits) // count)) for splits in legal]
 
 
 @pytest.mark.parametrize("job", [*JOBS, "hybrid"])
 def test_no_candidate_is_cheaper_than_its_bounds(job: str) -> None:
     asked = setting(job)
     space = technique_space(asked.recipe, asked.backend)
-    for splits in legal_splits(asked):
+    for splits in legal_splits(asked, 30):
         uneven = bool(np.any(splits.uneven))
         splits = splits.take(have_cuts(asked.job, splits)) if uneven else splits
         bounds, rows = LeastSeconds(asked, space, splits), np.arange(len(splits))
         least = bounds.of_any(rows)
-        for index, step in enumerate(space.step):
-            cut = splits
+        for index in range(0, len(space.step), 1 + len(space.step) // 60):
+            step, cut = space.step[index], splits
             if uneven:
                 job, layouts = asked.job_with(step, space.state[0]), splits
                 layouts = layouts.with_techniques(0, step.recompute, step.recompute_layers, step.offload_layers)
@@ -164,7 +142,7 @@ def test_no_candidate_needs_less_than_its_model_states(job: str) -> None:
     asked = setting(job)
     recipe, backend = asked.recipe, asked.backend
     space = technique_space(recipe, backend)
-    splits = legal_splits(asked)[0]
+    splits = legal_splits(asked, 60)[0]
     rows = price_all(asked, splits, space, [rule for rule in backend.rules(recipe) if rule.of_techniques]).rows
     least = least_state_bytes_of(asked, space, splits)
     assert np.all(least[rows.state_techniques, rows.split] <= rows.device_bytes)
@@ -184,9 +162,8 @@ def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str
     asked = replace(usual, limit=replace(usual.limit, limit_bytes=most_bytes, fits_bytes=None))
     space = technique_space(asked.recipe, asked.backend)
     out = 0
-    for splits in legal_splits(asked):
+    for splits in legal_splits(asked, 20):
         splits = splits.take(have_cuts(asked.job, splits)) if np.any(splits.uneven) else splits
-        splits = splits.take(np.arange(0, len(splits), 1 + len(splits) // 40))
         for states in group_equal(asked, space):
             memory = MemoryBounds(asked, space, splits, states)
             for alike in alike_steps(space, range(0, len(space.step), 1 + len(space.step) // 20)):
@@ -206,9 +183,8 @@ def test_no_candidate_that_fits_is_left_out_by_the_memory_of_its_layers(job: str
 def test_layouts_with_several_sets_of_modules_cost_what_each_costs_alone(job: str) -> None:
     asked = setting(job)
     space = technique_space(asked.recipe, asked.backend)
-    splits = legal_splits(asked)[0]
-    splits = splits.take(np.arange(0, len(splits), 1 + len(splits) // 8))
-    for alike in alike_steps(space, range(len(space.step))):
+    splits = legal_splits(asked, 4)[0]
+    for alike in alike_steps(space, range(0, len(space.step), 1 + len(space.step) // 60)):
         step = np.repeat(alike, len(splits))
         mixed, layouts = apply_alike(asked, space, step, 0, splits.take(np.tile(np.arange(len(splits)), len(alike))))
         costs = worst_bytes(asked, mixed, layouts), pass_seconds(mixed, asked.cluster, layouts).total
@@ -222,13 +198,13 @@ def test_layouts_with_several_sets_of_modules_cost_what_each_costs_alone(job: st
             assert costs[1][mine] == pytest.approx(pass_seconds(own, asked.cluster, plain).total, rel=1e-12)
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", JOBS if SOAK else ["dense, uneven", "mixture", "deepspeed", "long"])
 def test_rules_that_are_looked_up_say_what_they_say_of_every_layout(job: str) -> None:
     asked = setting(job)
     recipe = asked.recipe
     space = technique_space(recipe, asked.backend)
     rules = [rule for rule in asked.backend.rules(recipe) if rule.of_techniques]
-    for splits in legal_splits(asked):
+    for splits in legal_splits(asked, 100):
         legality = technique_legality(space, splits, rules, range(len(space.step)))
         refused: Counter[str] = Counter()
         for i, j in np.ndindex(len(space.step), len(space.state)):

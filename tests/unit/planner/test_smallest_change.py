@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
@@ -22,6 +22,7 @@ from llmlaunch.planner.search_space import offered_values
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import find_advice
 from support.plans import gallery_setting, plan_of, setting_for
+from support.soak import examples
 
 SMALL = ("cluster=a100-40gb-x8", "nodes=1", "training.global_batch_size=32")
 FEW_WORDS = {"offload_optimizer": 0.0, "offload_layers": 0, "offload_modules": [], "layers_by_stage": "even"}
@@ -49,11 +50,12 @@ def overrides_of(changes: dict[str, Any]) -> list[str]:
     return [f"{key}={yaml_text(value)}" for key, value in changes.items()]
 
 
-@settings(max_examples=4, deadline=None)
+@examples(3)
 @given(PINS)
 def test_the_named_change_of_pins_is_safe_when_it_is_applied_and_none_smaller_is(pins: dict[str, Any]) -> None:
     pinned = (f"{name}: {yaml_text(value)}" for name, value in {**pins, **FEW_WORDS}.items())
-    overrides = (*SMALL, "memory.limit=0.6", f"layout={{{', '.join(pinned)}}}")
+    few = ("cluster.devices_per_node=4", "model.num_layers=16")
+    overrides = (*SMALL, *few, "memory.limit=0.6", f"layout={{{', '.join(pinned)}}}")
     try:
         here = gallery_setting("llama3-8b", *overrides)
     except UserError:

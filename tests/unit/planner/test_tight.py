@@ -31,7 +31,7 @@ ACCEPT = "memory.accept=tight"
 
 def setting_by(monkeypatch: pytest.MonkeyPatch, limit: Margin, *overrides: str) -> Setting:
     judge_by(monkeypatch, limit)
-    return gallery_setting(RECIPE, *overrides)
+    return gallery_setting(RECIPE, "layout.techniques=asked", *overrides)
 
 
 def tight_plan(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[Setting, Plan]:
