@@ -23,7 +23,6 @@ from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 LENGTH = 131072
 SQUARE = LENGTH**2
 MASKS = megatron_facts(MegatronOptions(attention_masks=True))
-NO_BYTES = np.zeros(1)
 
 
 def arriving(layout: Layout, freed: float = 0.0, facts: MemoryFacts = MASKS) -> list[float]:

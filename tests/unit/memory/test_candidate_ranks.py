@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_jobs import TECHNIQUES, TRAINERS, RandomJob, random_jobs
 from shapes import LLAMA3_8B, job_of
@@ -22,6 +22,7 @@ from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.techniques.requests import Adapters
+from support.soak import examples
 
 NODE = HostNode(processes=8, checkpoints=True)
 
@@ -38,7 +39,7 @@ def check_the_worst_rank_is_priced(job: Job, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINERS if "Megatron" in name or "pipeline" in name])
-@settings(max_examples=60)
+@examples(12)
 @given(data=st.data())
 def test_of_any_trainer_with_a_pipeline(name: str, data: st.DataObject) -> None:
     drawn: RandomJob = data.draw(random_jobs(name))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shapes import CORRECTIONS, LLAMA3_8B, MIXTRAL, SHAPES, any_layouts
 from test_grouped_pricing import FEWER, PAIRS
@@ -19,6 +19,7 @@ from llmlaunch.memory.peak import OUTSIDE_TORCH, RESIDUAL, rank_terms
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.units import GIB
 from llmlaunch.workload import Workload
+from support.soak import examples
 
 CORRECTED = ("context", "communicators")  # of what is outside torch
 
@@ -28,7 +29,7 @@ def job_of(shape: ModelShape, backend: str = "megatron") -> Job:
 
 
 @pytest.mark.parametrize("backend", ["megatron", "deepspeed", "torchtitan", "megatron-fsdp"])
-@settings(max_examples=FEWER)
+@FEWER
 @given(shape=SHAPES, data=st.data(), correction=CORRECTIONS)
 def test_terms_add_up_as_the_correction_says(
     backend: str, shape: ModelShape, data: st.DataObject, correction: Correction
@@ -48,6 +49,7 @@ def test_terms_add_up_as_the_correction_says(
         assert {name: rank.terms[name] for name in known} == {name: before.terms[name] for name in known}
 
 
+@examples(20, 2000)
 @given(shape=SHAPES, data=st.data())
 def test_no_correction_changes_nothing_and_adds_no_term(shape: ModelShape, data: st.DataObject) -> None:
     layout, job = data.draw(any_layouts(shape)), job_of(shape)
@@ -57,6 +59,7 @@ def test_no_correction_changes_nothing_and_adds_no_term(shape: ModelShape, data:
     assert job.correction is NO_CORRECTION
 
 
+@examples(20, 2000)
 @given(shape=st.sampled_from([LLAMA3_8B, MIXTRAL]), data=st.data(), correction=CORRECTIONS)
 def test_more_layers_never_need_less(shape: ModelShape, data: st.DataObject, correction: Correction) -> None:
     """What a rank holds grows with its layers, whatever measured runs say of the bytes."""

@@ -67,21 +67,6 @@ def test_the_bf16_optimizer_keeps_whole_fp32_gradients() -> None:
     assert state(rank(wide, Layout(data=8, zero_stage=1))) == pytest.approx(2.0 + 4.0 + 12.0 / 8.0)
 
 
-def test_gradients_and_activations_of_one_microbatch_are_not_alive_together() -> None:
-    """Gradients grow while activations shrink: the larger of the two counts, not the sum."""
-    facts = changed(deepspeed_facts(), **BARE, flat_step=False, logit_bytes=0.0, logit_gradient_bytes=0.0)
-    facts = changed(facts, lasting_bucket_bytes=0.0)
-    layout = Layout(data=8, zero_stage=1)
-    once, several = rank(facts, layout, 32768), rank(facts, layout, 32768, microbatches=2)
-    assert once.terms["gradient_buffers"] == 0
-    assert several.terms["gradient_buffers"] == 2 * PARAMETERS
-
-
-def test_without_zero_gradients_are_flattened_a_bucket_at_a_time() -> None:
-    facts = changed(deepspeed_facts(), **BARE, step_bytes=(0.0, 0.0, 0.0, 0.0), flat_step=False)
-    assert rank(facts, Layout(data=8)).terms["gradient_buffers"] == 2 * PARAMETERS + 2 * 500_000_000
-
-
 def test_without_zero_there_are_no_buckets_to_fill() -> None:
     layout, none = Layout(data=8), changed(deepspeed_facts(), bucket_bytes=0.0)
     assert rank(deepspeed_facts(), layout).terms == rank(none, layout).terms
@@ -101,21 +86,6 @@ def test_a_fused_loss_makes_the_heads_gradient_in_the_forward_pass() -> None:
     loss = rank(facts, Layout(data=8, zero_stage=2), 16384).terms["logits_and_loss"]
     hidden = 16384 * LLAMA3_8B.hidden_size
     assert loss == pytest.approx(8 * TABLE + 2 * 2 * hidden + 2 * 2 * hidden + 4 * 16384)
-
-
-def test_a_second_shard_costs_its_part_of_the_parameters() -> None:
-    layout = Layout(data=64, zero_stage=3)
-    whole, second = (
-        rank(
-            changed(
-                deepspeed_facts(DeepSpeedOptions(zero=ZeroSettings(secondary_ranks=ranks), split_from_start=True)),
-                **BARE,
-            ),
-            layout,
-        )
-        for ranks in (1, 8)
-    )
-    assert second.terms["parameters"] - whole.terms["parameters"] == pytest.approx(2 * PARAMETERS / 8, abs=1)
 
 
 def test_a_linear_that_keeps_its_weight_keeps_all_that_is_gathered_unless_layers_are_recomputed() -> None:
@@ -163,13 +133,6 @@ def test_an_optimizer_that_is_not_fused_takes_two_more_bytes() -> None:
         for is_fused, layout in ((True, Layout(data=16, zero_stage=3)), (False, Layout(data=16, zero_stage=3)))
     )
     assert foreach - fused == pytest.approx(2 * PARAMETERS / 16)
-
-
-def test_a_bucket_of_zero_3_is_there_in_the_step() -> None:
-    facts = changed(deepspeed_facts(DeepSpeedOptions(split_from_start=True)), **BARE)
-    stepping = rank(facts, Layout(data=2, zero_stage=3)).terms
-    assert stepping["optimizer_step"] > 0
-    assert stepping["gradient_buffers"] == 2 * 500_000_000
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shapes import CORRECTIONS, LLAMA3_8B, SHAPES, any_layouts
 
@@ -32,6 +32,7 @@ from llmlaunch.memory.job import Correction, Job, all_ranks
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload
+from support.soak import examples
 from validation.fsdp import (
     atorch_facts,
     composer_facts,
@@ -99,7 +100,7 @@ STATE_TECHNIQUES = st.sampled_from(
         {"offload_optimizer": 1.0, "offload_parameters": True},
     ]
 )
-FEWER = settings().max_examples // 3  # of each backend
+FEWER = examples(8, 700)  # of each backend
 FOR_ALL = st.one_of(
     st.sampled_from([{}, {"weight_versions": 2}, {"loss": "tiled"}]),
     st.fixed_dictionaries({"trained_layers": st.integers(1, 32)}),
@@ -115,7 +116,7 @@ def stripped(job: Job, chosen: LayoutColumns) -> LayoutColumns:
 
 
 @pytest.mark.parametrize("backend", PAIRS)
-@settings(max_examples=FEWER)
+@FEWER
 @given(
     shape=SHAPES,
     data=st.data(),

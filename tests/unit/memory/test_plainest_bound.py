@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_jobs import TRAINERS, RandomJob, Trainer, random_jobs
 from shapes import LLAMA3_8B
@@ -27,6 +27,7 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import Workload
+from support.soak import examples
 
 
 def parameters_of(shape: ModelShape, layout: Layout, rank: int) -> tuple[float, float]:
@@ -66,7 +67,7 @@ def negative(terms: Mapping[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-@settings(max_examples=settings().max_examples // 2)  # of each trainer
+@examples(10, 1000)  # of each trainer
 @given(data=st.data())
 def test_no_term_is_negative_and_no_rank_needs_less_than_its_states(name: str, data: st.DataObject) -> None:
     drawn: RandomJob = data.draw(random_jobs(name))

@@ -18,6 +18,7 @@ from llmlaunch.memory.schedule import in_flight
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.workload import Workload
+from support.soak import examples
 
 Layers = TypeVar("Layers", int, float)  # or their weights
 
@@ -86,6 +87,7 @@ def test_embedding_and_head_may_take_the_place_of_a_layer(microbatches: int) -> 
     assert alive[3] == most_layers_alive([4, 3], 4, 3, microbatches=4, group=4)
 
 
+@examples(20, 2000)
 @given(data=st.data(), pipeline=st.sampled_from([2, 3, 4]), chunks=st.sampled_from([1, 2, 3]), turns=st.integers(1, 6))
 def test_uneven_stages_keep_what_the_schedule_keeps(
     data: st.DataObject, pipeline: int, chunks: int, turns: int
@@ -101,6 +103,7 @@ def test_uneven_stages_keep_what_the_schedule_keeps(
         assert alive == most if rank < pipeline - 1 else sum(own) <= alive <= most
 
 
+@examples(20, 2000)
 @given(data=st.data(), pipeline=st.sampled_from([2, 4]), chunks=st.sampled_from([2, 4]), turns=st.integers(1, 4))
 def test_of_chunks_of_different_kinds_it_keeps_the_most_bytes(
     data: st.DataObject, pipeline: int, chunks: int, turns: int

@@ -17,11 +17,13 @@ from llmlaunch.memory.job import Correction, Job
 from llmlaunch.memory.states import least_state_bytes
 from llmlaunch.models.shape import ModelShape, MoeShape
 from support.recipes import recipe_of
+from support.soak import examples
 
 RECIPES = [recipe_of(name) for name in ("llama3-8b", "mixtral-8x7b")]
 JOBS = [Job(recipe.model, recipe.workload, backend_for(recipe).facts(recipe)) for recipe in RECIPES]
 
 
+@examples(20, 2000)
 @given(
     job=st.sampled_from(JOBS),
     pipeline=st.integers(2, 6),

@@ -202,11 +202,6 @@ def test_only_dropless_routing_is_unbalanced() -> None:
     assert dropless.terms["activations"] - balanced.terms["activations"] == pytest.approx(0.1 * routed, abs=2)
 
 
-def test_muon_keeps_one_state_less_for_matrices_of_the_blocks() -> None:
-    [adam], [muon] = ranks(LLAMA3_8B, TENSOR), ranks(LLAMA3_8B, TENSOR, MegatronOptions(muon=True))
-    assert adam.terms["optimizer_states"] - muon.terms["optimizer_states"] == 4 * LINEAR // 2
-
-
 LENGTH, WIDTH, LAYERS, VOCABULARY = 4096, 2048, 4, 102400
 PLAIN = ModelShape("plain", LAYERS, WIDTH, 8192, 16, 16, 128, VOCABULARY, 8192)
 MIXED = replace(PLAIN, moe=MoeShape(64, 6, 1408, 0, (1,) * LAYERS))
