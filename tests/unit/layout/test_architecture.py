@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ CARRIERS = {
 }
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Rooms of llmlaunch a file imports, also inside functions."""
     rooms = set()

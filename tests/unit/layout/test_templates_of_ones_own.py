@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.documents.templates import render
-from llmlaunch.errors import UserError
 from llmlaunch.rendering.shell import render_template
 
 PACKAGE = Path(__file__).parents[3] / "wrapper" / "llmlaunch"
@@ -26,15 +24,3 @@ def test_each_template_is_replaced_by_the_persons_own(
 def test_nothing_else_fills_in_templates() -> None:
     jinja = [path.name for path in PACKAGE.rglob("*.py") if "jinja2" in path.read_text().split('"""', 2)[-1]]
     assert jinja == ["templates.py"]
-
-
-def test_a_folder_that_is_none_and_a_template_that_does_not_render_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match="is not a folder; name the one that holds your templates"):
-        render_template("job.sbatch.j2", {})
-    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
-    (tmp_path / "own.j2").write_text("{{ missing }}")
-    with pytest.raises(UserError, match=r"own\.j2 \(searched in .* first\): 'missing' is undefined"):
-        render("own.j2", {}, {})
