@@ -99,7 +99,6 @@ def test_data_of_ones_own_is_named_as_bridge_reads_it() -> None:
 OF_ATTENTION = "[q_proj, k_proj, v_proj, o_proj]"
 EXPERTS = "num_experts: 8, topk: 2, ffn_hidden_size: 14336, shared_expert_ffn_hidden_size: 64"
 SHARED_EXPERT = f"model={{base: mixtral-8x7b, moe: {{{EXPERTS}}}}}"
-MIXTURES_AGAIN = "layout={recompute: selective, recompute_modules: [moe]}"
 FP8_PARAMETERS, BESIDE = (
     ("training.fp8=delayed", "training.fp8_parameters=true"),
     "were tried beside fp8 and recompute alone",
