@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import product
+from types import ModuleType
 
 import numpy as np
+import pytest
 
 from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import LayoutColumns
+from llmlaunch.planner import hints, neighbours, smallest_change
 from llmlaunch.planner.legality import first_failed, situation
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan
@@ -25,6 +28,21 @@ from llmlaunch.planner.search_space import (
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of
+
+ADVICE_LIMITS = (
+    (hints, "HINT_CANDIDATES"),
+    (neighbours, "NEIGHBOUR_CANDIDATES"),
+    (smallest_change, "NODE_CANDIDATES"),
+    (smallest_change, "PIN_CANDIDATES"),
+    (smallest_change, "TECHNIQUE_CANDIDATES"),
+)
+"""How much of the search space each kind of advice may price."""
+
+
+def spend(patch: pytest.MonkeyPatch, limits: Iterable[tuple[ModuleType, str]]) -> None:
+    """Leave next to nothing of these limits: advice ends with its first look, and the test is about something else."""
+    for module, limit in limits:
+        patch.setattr(module, limit, 10)
 
 
 def setting_for(recipe: Recipe, lessons: Lessons = NO_LESSONS) -> Setting:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from support.authors_memory import PAGE, authors_rows, predicted_gib, with_table
+from support.plans import ADVICE_LIMITS, spend
 
 
 @pytest.mark.parametrize("row", authors_rows(), ids=lambda row: row["name"])
 def test_the_recorded_prediction_is_todays(
     row: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    spend(monkeypatch, ADVICE_LIMITS)
     assert predicted_gib(row, tmp_path) == pytest.approx(row["predicted_gib"], rel=0.05)
 
 
