@@ -11,6 +11,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ TIMED = ("step_seconds", "tokens_per_second_per_gpu", "tflops_per_gpu")
 FEWEST = 4  # runs of a kind that have a spread
 
 
+@cache
 def errors_of_kinds() -> dict[JobKind, list[tuple[str, float]]]:
     """Return for each kind of job the families of its timed records and the logarithms of measured over predicted
     seconds. Records whose step waits for a loader that makes masks are left out: no rendered job has such a loader, and

@@ -16,6 +16,7 @@ from llmlaunch.calibration.margins import Margin, margin_by_evidence
 from llmlaunch.calibration.ratios import DEATH, Score, own_runs
 from llmlaunch.units import GIB
 from support.evidence_table import evidence_table
+from support.soak import examples
 
 DENSE = JobClass("megatron", mixture=False, narrow=False, capability="9.0")
 CARD = 80 * GIB
@@ -57,6 +58,7 @@ def test_every_shipped_run_has_a_source_and_says_something_of_a_full_card() -> N
         assert run.predicted_bytes + (run.shortfall_bytes if run.outcome == LIVED else 0) > 6 * GIB
 
 
+@examples(20, 2000)
 @given(
     shortfalls=st.lists(st.floats(-20, 20), min_size=40, max_size=120),
     outcomes=st.randoms(use_true_random=False),

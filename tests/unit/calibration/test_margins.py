@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from llmlaunch.calibration import ratios
 from llmlaunch.calibration.evidence import no_bound_sentence, runs_needed
 from llmlaunch.calibration.ratios import DEATH, Bound, Score, upper_ratio
+from support.soak import examples
 
 RISKS = st.sampled_from([0.5, 0.3, 0.25, 0.2, 0.1, 0.05])
 LIVED = st.floats(0.2, 5.0, allow_nan=False)
@@ -26,6 +27,7 @@ def bound(scores: list[float], risk: float) -> float:
     return math.inf if ratio is None else ratio
 
 
+@examples(20, 2000)
 @given(st.lists(LIVED, min_size=2, max_size=60), RISKS)
 def test_whichever_run_is_the_next_one_at_most_the_risk_exceeds_what_the_others_give(
     scores: list[float], risk: float
@@ -56,6 +58,7 @@ def test_deaths_seen_only_as_deaths_keep_the_promise(seed: int) -> None:
     assert within / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
 
 
+@examples(20, 2000)
 @given(SCORES, RISKS)
 def test_a_death_never_lowers_the_bound_nor_makes_one(scores: list[float], risk: float) -> None:
     before, after = upper_ratio(scores, risk), upper_ratio([*scores, DEATH], risk)
@@ -64,6 +67,7 @@ def test_a_death_never_lowers_the_bound_nor_makes_one(scores: list[float], risk:
         assert after >= before
 
 
+@examples(20, 2000)
 @given(SCORES, RISKS, RISKS)
 def test_less_risk_is_never_a_lower_bound(scores: list[float], first: float, other: float) -> None:
     assert bound(scores, min(first, other)) >= bound(scores, max(first, other))

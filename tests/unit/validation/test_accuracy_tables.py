@@ -43,6 +43,10 @@ def test_the_tables_of_the_accuracy_page_are_those_of_a_fresh_run(answer: dict[s
     assert written == accuracy_markdown(answer), "run: make accuracy-table"
 
 
+def test_no_measured_run_is_refused_for_a_field_it_has_always_had(found: list[ScoredRecord]) -> None:
+    assert [one.reason for one in found if "is not priced for" in str(one.reason)] == []
+
+
 def test_the_readme_says_how_far_off_predictions_are(answer: dict[str, Any]) -> None:
     written = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert accuracy_sentence(answer) in written
