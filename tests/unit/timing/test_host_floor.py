@@ -21,6 +21,7 @@ from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.constants import constant, replaced
 from llmlaunch.workload import Workload
 from support.changed_facts import changed
+from support.soak import examples
 
 EAGER, LIGER = deepspeed_facts(), deepspeed_facts(DeepSpeedOptions(liger=True))
 SHORT, LONG = Workload(256, 64), Workload(16384, 64)
@@ -38,6 +39,7 @@ def spread(zero_stage: int = 2, recompute: int = 0) -> Layout:
 
 
 @pytest.mark.parametrize("facts", [FACTS, EAGER, LIGER])
+@examples(10, 2000)
 @given(st.sampled_from([128, 512, 2048, 8192]), st.integers(0, 3), st.integers(0, 2), st.floats(0, 1e-4))
 def test_a_slower_host_never_makes_a_step_faster_nor_a_step_shorter_than_its_device_needs(
     facts: MemoryFacts, tokens: int, zero_stage: int, recompute: int, seconds: float
@@ -51,6 +53,7 @@ def test_a_slower_host_never_makes_a_step_faster_nor_a_step_shorter_than_its_dev
         assert device <= bound <= total(layout, job) * (1 + 1e-12)
 
 
+@examples(20, 2000)
 @given(st.sampled_from([128, 1024, 8192]), st.floats(1, 4), st.integers(0, 3))
 def test_more_kernels_are_never_faster(tokens: int, times: float, zero_stage: int) -> None:
     launched = tuple(times * count for count in EAGER.layer.kernels.launched)

@@ -38,6 +38,7 @@ from llmlaunch.timing.network import host_link_bytes_per_second
 from llmlaunch.timing.passes import moves_activations, moving_seconds
 from llmlaunch.timing.products import Work, pace, split_of
 from support.changed_facts import changed
+from support.soak import examples
 from support.switch_pairs import SWITCHES, switch_pairs, switch_records
 from validation.cases import case_of
 from validation.scoring import score
@@ -93,6 +94,7 @@ def test_a_router_that_chooses_groups_first_reaches_fewer_nodes() -> None:
     assert distinct_parts(mixture, np.array([8.0]))[0] <= 4  # groups a token may choose
 
 
+@examples(20, 2000)
 @given(
     st.sampled_from([DEEPSEEK, QWEN, MIXTRAL]),
     st.sampled_from([2, 4, 8, 16, 32, 64]),
@@ -129,6 +131,7 @@ def test_with_every_expert_on_its_own_device_nothing_is_sent() -> None:
         assert exchanged(replace(SPREAD, expert=1), with_techniques(SPARSE, token_dispatcher=kind), H100) == 0
 
 
+@examples(20, 2000)
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 3))
 def test_an_overlapped_exchange_is_never_negative_and_never_longer(there: float, back: float, device: float) -> None:
     waited = beside_another_microbatch(Work(np.array([there]), np.array([back])), np.array([device])).both[0]
@@ -144,6 +147,7 @@ def test_overlap_hides_an_exchange_no_longer_than_another_micro_batch_computes()
     )
 
 
+@examples(20, 2000)
 @given(st.lists(st.sampled_from(GRAPHS), max_size=len(GRAPHS), unique=True), st.sampled_from(GRAPHS))
 def test_a_graph_more_never_makes_a_step_longer(scopes: list[str], more: str) -> None:
     layout = Layout(data=8, expert=8, zero_stage=1)
@@ -267,6 +271,7 @@ def test_with_one_micro_batch_there_is_no_other_to_hide_an_exchange() -> None:
     assert overlapped == pytest.approx(plain, rel=1e-9)
 
 
+@examples(20, 2000)
 @given(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 3]))
 def test_the_first_way_forward_and_the_last_way_back_hide_nothing_however_layers_are_cut(p: int, v: int) -> None:
     """What overlap leaves of the exchange is more than a steady share by one micro-batch through all layers."""

@@ -26,6 +26,7 @@ from llmlaunch.timing.passes import PIECE, pass_seconds
 from llmlaunch.timing.step import combined, rank_alone_seconds, step_time, update_seconds
 from llmlaunch.workload import Workload
 from support.changed_facts import changed
+from support.soak import examples
 
 SHAPES = {"dense": LLAMA, "mixture": MIXTRAL, "alternating": alternating()}
 
@@ -49,6 +50,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     )
 
 
+@examples(20, 2000)
 @given(layouts(), st.sampled_from(sorted(SHAPES)))
 def test_terms_are_never_negative_and_sum_to_the_total(layout: Layout, shape: str) -> None:
     times = time_of(layout, job(SHAPES[shape]))
@@ -56,6 +58,7 @@ def test_terms_are_never_negative_and_sum_to_the_total(layout: Layout, shape: st
     assert sum(float(column[0]) for column in times.terms.values()) == pytest.approx(float(times.total[0]), rel=1e-9)
 
 
+@examples(20, 2000)
 @given(st.lists(layouts(), min_size=1, max_size=6), st.sampled_from(sorted(SHAPES)))
 def test_many_layouts_take_what_each_takes_alone(rows: list[Layout], shape: str) -> None:
     of = job(SHAPES[shape])
@@ -80,6 +83,7 @@ def test_passes_do_not_depend_on_how_gradients_and_states_are_kept(other: dict[s
     assert pass_seconds(job(), H100, LayoutColumns.of([replace(BASE, zero_stage=3)])).total == plain
 
 
+@examples(20, 2000)
 @given(layouts())
 def test_more_bandwidth_is_never_slower(layout: Layout) -> None:
     for link in ("node_link", "domain_link", "fabric_link"):
@@ -90,6 +94,7 @@ def test_more_bandwidth_is_never_slower(layout: Layout) -> None:
     assert total(layout, cluster=replace(H100, accelerator=faster)) < total(layout)
 
 
+@examples(20, 2000)
 @given(layouts())
 def test_one_micro_batch_more_is_never_faster(layout: Layout) -> None:
     each = layout.data * layout.micro_batch_size
@@ -132,6 +137,7 @@ def test_a_larger_batch_takes_longer_and_wastes_less_on_the_bubble() -> None:
     assert term("pipeline_bubble", BASE, double) / total(BASE, double) < term("pipeline_bubble", BASE) / total(BASE)
 
 
+@examples(20, 2000)
 @given(layouts())
 def test_nothing_runs_faster_than_the_hardware(layout: Layout) -> None:
     flops = token_flops(LLAMA, WORK.sequence_length).total * WORK.tokens_per_step
