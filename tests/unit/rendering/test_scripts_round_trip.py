@@ -1,7 +1,8 @@
 """A script becomes a recipe, and the job of that recipe starts the trainer as the script does: the same arguments,
 folder, environment, modules, container and options of sbatch.
 
-Each of eleven ways to prepare and launch a training is tried with three trainings, and the rendered job is read again.
+Each way to prepare and launch a training is tried with one or two of three trainings, in a long test with all of them,
+and the rendered job is read again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from llmlaunch.imports.command import read_command
 from llmlaunch.imports.recipe_file import read_source
 from support.command_line import CommandLine
 from support.rendered_jobs import RenderedJob, rendered_job
+from support.soak import SOAK
 
 MEGATRON = """pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 \
 --group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --swiglu --bf16 \
@@ -177,6 +180,9 @@ PREPARATIONS = {
 }  # fmt: skip
 
 
+PAIRS = list(product(PREPARATIONS, TRAININGS))
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -188,8 +194,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("preparation", PREPARATIONS)
+@pytest.mark.parametrize(("preparation", "training"), PAIRS if SOAK else PAIRS[::2])
 def test_the_job_of_the_recipe_starts_the_trainer_as_the_script_does(
     preparation: str, training: str, llmlaunch: CommandLine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,13 +126,6 @@ def test_directives_that_sbatch_would_misread_are_refused_by_name(option: str, v
         directive(option, value)
 
 
-def test_a_template_of_ones_own_is_found_first_and_quoted_too(tmp_path, monkeypatch) -> None:
-    (tmp_path / "job.sbatch.j2").write_text("echo {{ name }}\n")
-    monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
-    assert render_template("job.sbatch.j2", {"name": "$(id)"}) == "echo '$(id)'\n"
-    assert render_template("array.sbatch.j2", {"directives": [], "runs": ["a"], "last": 0}).startswith("#!/bin/bash")
-
-
 def test_a_mistake_in_a_template_of_ones_own_names_the_template(tmp_path, monkeypatch) -> None:
     (tmp_path / "job.sbatch.j2").write_text("echo\n{% if %}\n")
     monkeypatch.setenv("LLMLAUNCH_TEMPLATES", str(tmp_path))
