@@ -20,10 +20,13 @@ from llmlaunch.recipe.types import Recipe
 from support.json_schemas import validate
 from support.plans import setting_for
 from support.recipes import recipe_of
+from support.soak import SOAK
 
 DOCS = Path(__file__).parents[3] / "docs"
 PLAN_SCHEMA = json.loads((DOCS / "schemas" / "plan.schema.json").read_text())
 NAMES = sorted(path.stem for path in asset("recipes").glob("*.yaml"))
+SLOW = {"glm-4.5-air", "kimi-k2", "qwen3-235b-a22b", "qwen3-next-80b-a3b"}  # tens of thousands of layouts each
+PLANNED = NAMES if SOAK else [name for name in NAMES if name not in SLOW]
 
 
 @cache
@@ -36,7 +39,7 @@ def planned(name: str) -> Plan:
     return make_plan(setting_for(loaded(name)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PLANNED)
 def test_a_recipe_is_safe_as_it_stands_has_the_published_plan_and_renders(name: str) -> None:
     recipe = loaded(name)
     assert (recipe.name, recipe.text) == (name, asset("recipes", f"{name}.yaml").read_text(encoding="utf-8"))
