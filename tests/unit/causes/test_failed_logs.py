@@ -160,8 +160,6 @@ def test_sigkill_is_probably_main_memory(line: str) -> None:
         ("[0] init.cc:1 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device c1000", "gpu_shared",
          "Ranks 0 and 1"),
         ("wandb.errors.UsageError: api_key not configured (no-tty). call wandb.login", "wandb", "WANDB_API_KEY"),
-        ("ValueError: Size mismatch between saved torch.Size([8, 4]) and current: torch.Size([16, 4]) for opt.w",
-         "checkpoint_mismatch", "opt.w: [8, 4], this job has [16, 4]"),
         (f"{TRACE}{FRAME}FileNotFoundError: [Errno 2] No such file: '/s/iter_0000600/mp_rank_03/model_optim_rng.pt'",
          "checkpoint_load", "Either the job differs"),
         (f"{TRACE}RuntimeError: CUDA error: invalid device ordinal", "crash", "as many ranks on a node as it has GPUs"),
@@ -171,24 +169,18 @@ def test_sigkill_is_probably_main_memory(line: str) -> None:
         ("bash: line 3: torchrun: command not found", "no_program", "activate the training environment"),
         ("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two "
          "options", "checkpoint_load", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"),
-        (f"{TRACE}{FRAME}_pickle.UnpicklingError: Weights only load failed. This file can still be loaded",
-         "checkpoint_load", "Nothing is damaged"),
         (f"{TRACE}{FRAME}_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default",
          "checkpoint_load", "Unsupported operand"),
         (f"{TRACE}DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
          "key-value store by key '0', but store->get('0') got error: Socket Timeout", "hung", "raise the limit"),
         ("RuntimeError: Missing key in checkpoint state_dict: loader.dp_rank_15.", "checkpoint_mismatch",
          "holds no loader.dp_rank_15, which"),
-        (f"{TRACE}{FRAME}x.CheckpointingException: Some keys found in the checkpoint are missing in the state dict",
-         "checkpoint_mismatch", "--no-load-optim"),
         (f"{TRACE}{FRAME}ValueError: Cannot merge two lists with different lengths (1 and 5, encountered at (0,))",
          "checkpoint_mismatch", "fully-reshardable"),
         (f"{TRACE}{FRAME}AssertionError: OptimizerParamScheduler: class input value 640 and checkpointvalue 384 for "
          "total number of iterations do not match", "checkpoint_mismatch", "--override-opt-param-scheduler"),
         ("Unable to load optimizer from checkpoint /s/x.pt. Specify --no-load-optim or --finetune to prevent "
          "attempting to load the optimizer state, exiting ...", "checkpoint_mismatch", "--no-load-optim"),
-        (f"{TRACE}{FRAME}FileNotFoundError: [Errno 2] No such file or directory: '/s/iter_0000600/__3_1.distcp'",
-         "checkpoint_load", "Either the job differs"),
         (f"{TRACE}ValueError: Can't find a valid checkpoint at /s/out/checkpoint-500", "checkpoint_load",
          "save_only_model"),
         (f'{TRACE}ValueError: Trying to set a tensor of shape torch.Size([32000, 4096]) in "weight" (which has shape '
@@ -358,7 +350,7 @@ def test_a_rank_that_torchrun_killed_after_the_first_failure_was_not_out_of_memo
     assert said(listed.format(killed, killed))[0] == "killed"
 
 
-@pytest.mark.parametrize("before", ["[default7]:[rank7]: ", " 52: ", "3: [rank7]: ", "10.0.0.9: [rank7]: ", "n2: "])
+@pytest.mark.parametrize("before", ["[default7]:[rank7]: ", "10.0.0.9: [rank7]: ", "n2: "])
 def test_launchers_that_begin_each_line_do_not_hide_an_exception(before: str) -> None:
     lines = (TRACE + FRAME + "KeyError: 'state'").splitlines()
     record = cause_of("\n".join(before + line for line in lines))

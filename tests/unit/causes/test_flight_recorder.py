@@ -30,13 +30,13 @@ def in_a_list(instructions: bytes) -> bytes:
     return b"](" + instructions + b"e"
 
 
-@pytest.mark.parametrize("field", [*FIELDS, "p2p_seq_id", "retired", "frames"])
 @pytest.mark.parametrize("value", [shared_lists(LEVELS), nested(50_000)], ids=["shared ten ways", "nested"])
-def test_a_list_that_has_no_end_costs_what_its_bytes_cost(field: str, value: bytes) -> None:
-    for instructions in (value, in_a_list(value)):
-        dump = dump_of(dump_with({field: instructions}), 0)
-        assert len(dump.operations) <= 1
-        assert all(len(operation.sizes) <= 80 for operation in dump.operations)
+def test_a_list_that_has_no_end_costs_what_its_bytes_cost(value: bytes) -> None:
+    for field in (*FIELDS, "p2p_seq_id", "retired", "frames"):
+        for instructions in (value, in_a_list(value)):
+            dump = dump_of(dump_with({field: instructions}), 0)
+            assert len(dump.operations) <= 1
+            assert all(len(operation.sizes) <= 80 for operation in dump.operations)
 
 
 def test_the_other_fields_of_such_an_entry_are_read() -> None:
@@ -92,9 +92,7 @@ def test_keys_of_one_hash_are_refused_before_they_cost_a_square() -> None:
     "content",
     [
         pytest.param(b'{"entries": ' + b"[" * 100_000, id="brackets"),
-        pytest.param(b'{"entries": ' + b"[" * 900 + b"]" * 900 + b"}", id="just within Python's stack"),
         pytest.param(b'{"entries": [{"input_sizes": ' + b"[" * 900 + b"]" * 900 + b"}]}", id="in an entry"),
-        pytest.param(b'{"entries": ' + b'{"a": ' * 100_000, id="objects"),
         pytest.param(b'{"entries": 5}', id="no list"),
         pytest.param(b"[]", id="no object"),
         pytest.param(b"", id="empty"),
@@ -153,7 +151,7 @@ class Calls:
         return os.system, self.command
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_a_dump_that_names_code_is_a_problem_and_accuses_nobody(protocol: int, tmp_path: Path) -> None:
     """Nor is a rank whose file cannot be read taken for one that wrote none."""
     first, second = (Recorder(rank, {"0": [0, 1]}) for rank in (0, 1))

@@ -16,24 +16,15 @@ from llmlaunch.causes import log_scan
 from llmlaunch.causes.log_scan import MESSAGE_LINES, READ_CHARACTERS, scan
 
 UNITS = [
-    "[Rank 1] ",
-    "[rank3]: ",
-    "\x1b[0;",
-    "\x1b]",
-    "out of memory ",
-    "CUDA out of memory. Tried to allocate 2.00 GiB\n",
+    "[rank3]: ", "\x1b[0;", "out of memory ",
     "[rank7]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate " + "9" * 400 + " GiB\n",
-    "\n",
-    "\r",
-    "\x1b]\n",
-    "Traceback (most recent call last):\n",
+    "\n", "\x1b]\n",
     'Traceback (most recent call last):\n  File "a.py", line 1, in load\nValueError: x\n',
     "During handling of the above exception, another exception occurred:\n",
-    "caught collective operation timeout OpType=ALLREDUCE\n",
-    "NCCL error: unhandled system error\nLast error:\n",
+    "caught collective operation timeout OpType=ALLREDUCE\n", "NCCL error: unhandled system error\nLast error:\n",
     "pin_memory\nCUDA out of memory\n",
-]
-TEXT_CHARACTERS = 2**16
+]  # fmt: skip
+TEXT_CHARACTERS = 2**15
 
 
 class Counted:
@@ -96,18 +87,7 @@ def test_a_hostile_log_costs_what_its_length_costs(unit: str, form: str, given_c
 
 @given(
     st.lists(
-        st.sampled_from(
-            [
-                *UNITS,
-                "killed\n",
-                "Error: ",
-                "x" * 300,
-                "\u202e",
-                "\x00",
-                "NVRM: Xid (PCI:0000:3b:00): " + "7" * 99,
-                ", ",
-            ]
-        ),
+        st.sampled_from([*UNITS, "killed\n", "Error: ", "x" * 300, "\u202e", "\x00", "NVRM: Xid (PCI:0): " + "7" * 99]),
         max_size=12,
     )
 )

@@ -12,17 +12,9 @@ from llmlaunch.rundir.values import MOST_BRACKETS, host_names
 
 MANY = 400_000
 LINES = [
-    "CANCELLED AT ",
-    "*** JOB ",
-    "*** JOB 1 ON n1 CANCELLED AT ",
-    "srun: error: ",
-    "srun: error: a: task ",
-    "error: Node failure on ",
-    "job: the log of this job is /logs/",
-    "pyxis: failed to ",
-    "\n",
-    "\r",
-]
+    "CANCELLED AT ", "*** JOB 1 ON n1 CANCELLED AT ", "srun: error: a: task ", "error: Node failure on ",
+    "job: the log of this job is /logs/", "pyxis: failed to ", "\n",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -38,8 +30,6 @@ def test_the_beginning_of_a_line_repeated_without_end_costs_its_length(line: str
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-29T08:00:00 DUE TO TIME LIMIT ***", "time_limit"),
-        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-29T08:00:00 DUE TO PREEMPTION ***", "preempted"),
         ("error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-29T08:00:00 DUE TO NODE FAILURE, SEE LOG ***", "node_fail"),
         (f"slurmstepd: error: *** JOB 7 ON {'n' * 255} CANCELLED AT 2026-11-29T08:00:00 ***", "cancelled"),
         (f"srun: error: {'n' * 255}: tasks 0-7: Out Of Memory", "host_oom"),
@@ -56,7 +46,7 @@ def test_the_part_of_an_attempt_is_found_by_the_last_folder_of_its_log() -> None
     assert output_of_attempt(text, "12.1") == "\nsecond\n"
 
 
-@pytest.mark.parametrize("part", [",", "[", "[1]", "[1-2]", "[,", "]", "a,["])
+@pytest.mark.parametrize("part", [",", "[", "[1-2]", "a,["])
 def test_a_list_of_hosts_that_is_none_stays_as_it_is(part: str) -> None:
     names = host_names(part * MANY)
     assert sum(map(len, names)) <= len(part) * MANY

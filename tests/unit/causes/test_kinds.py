@@ -17,31 +17,21 @@ from support.cause_table import PAGES
 RECORDS: tuple[dict[str, Any], ...] = (
     {},
     {"numbers": {"unallocated_bytes": 40 * 2**30, "asked_bytes": 2**30, "shm_bytes": 2**26, "other_process_id": 9}},
-    {
-        "facts": {
-            "ours": "2",
-            "theirs": "4",
-            "of": "TP",
-            "doing": "saving",
-            "operation": "ALLREDUCE",
-            "phase": "offload",
-        }
-    },
+    {"facts": {"ours": "2", "theirs": "4", "of": "TP", "doing": "saving", "operation": "ALLREDUCE", "phase": "x"}},
     {"facts": {"host": "localhost", "joined": "1", "expected": "2"}},
     {"numbers": "no object", "facts": ["neither"], "line": None},
 )
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("record", RECORDS)
-def test_each_kind_has_words_and_advice_for_any_record(name: str, record: dict[str, Any]) -> None:
-    row = KINDS[name]
-    text = advice({"kind": name, **record})
-    assert row.words
-    assert row.recognised_by
-    assert text.endswith(".")
-    assert "\n" not in text
-    assert len(text) < 800
+def test_each_kind_has_words_and_advice_for_any_record(name: str) -> None:
+    assert KINDS[name].words
+    assert KINDS[name].recognised_by
+    for record in RECORDS:
+        text = advice({"kind": name, **record})
+        assert text.endswith(".")
+        assert "\n" not in text
+        assert len(text) < 800
 
 
 def test_nothing_is_advised_where_nothing_is_known() -> None:

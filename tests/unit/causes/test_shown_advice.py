@@ -9,12 +9,12 @@ from llmlaunch.causes.kinds import KINDS
 from llmlaunch.causes.shown_advice import advice_to
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_no_resume_and_no_key_of_a_recipe_to_who_started_the_job(kind: str) -> None:
-    text = advice_to({"kind": kind}, submitted=False)
-    assert not any(word in text for word in ("resume", "on_oom", "on_bad_loss"))
-    assert text.endswith(".") or not text
-    assert advice_to({"kind": kind}, submitted=True) == advice({"kind": kind})
+def test_no_resume_and_no_key_of_a_recipe_to_who_started_the_job() -> None:
+    for kind in KINDS:
+        text = advice_to({"kind": kind}, submitted=False)
+        assert not any(word in text for word in ("resume", "on_oom", "on_bad_loss")), kind
+        assert text.endswith(".") or not text
+        assert advice_to({"kind": kind}, submitted=True) == advice({"kind": kind})
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,7 @@ def test_the_node_that_crashed_first_is_suspected_where_the_program_had_trained_
         assert "suspects" not in with_first_crash(record, made_a_step, nodes)
 
 
-@pytest.mark.parametrize(
-    "suspects", ["n1", ["n1"], {"--exclude": ["x"]}, {"n1": "crash"}, {"n1": []}, {"a\x1b": ["x"]}]
-)
+@pytest.mark.parametrize("suspects", ["n1", {"--exclude": ["x"]}, {"n1": "crash"}, {"a\x1b": ["x"]}])
 def test_what_a_hostile_file_calls_suspects_counts_for_nothing(suspects: object) -> None:
     assert signs_against({**OOM, "suspects": suspects}) == {}
 
