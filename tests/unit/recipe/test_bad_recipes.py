@@ -56,7 +56,6 @@ MISTAKES = {
         ),
         "steps: 2.5": (10, "must be a whole number, at least 1 and at most 1000000000, not 2.5"),
         "steps: 9\n  learning_rate: .nan": (11, "training.learning_rate: must be a finite number"),
-        "steps: 9\n  learning_rate: 1.0e+999": (11, "training.learning_rate: must be a finite number"),
         "steps: 1000\n  tokens: 1T": (
             7,
             "training: steps and tokens both say how long the training is; remove one of the two",
@@ -79,12 +78,10 @@ MISTAKES = {
         "nodes: yes": (6, "not true"),
         "nodes: 010": (6, "YAML reads 010 as an octal number"),
         "nodes:": (6, "not empty; give it a value or remove the line"),
-        "nodes: many": (6, "nodes: must be a whole number, at least 1 and at most"),
         "nodes: 4\nbudget: {max_nodes: 3}": (6, "nodes: 4 are more than budget.max_nodes: 3; change one of the two"),
         "nodes: auto\nmax_nodes: 3": (7, "max_nodes: stands under `budget:`"),
         "nodes: auto\nbudget: {days: 0}": (7, "budget.days: must be a finite number, above 0"),
     },
-    "global_batch_size: 512": {"global_batch_size: -512": (9, "training.global_batch_size: must be a whole number")},
     "name: small": {
         "name: no": (2, 'YAML reads an unquoted no as false: quote it: "no"'),
         "name: 12": (2, 'quote it: "12"'),
@@ -107,7 +104,6 @@ MISTAKES = {
     },
     "layout: auto": {
         "memory: {risk: 0}": (13, "memory.risk: must be"),
-        "memory: {risk: 1}": (13, "memory.risk: must be"),
         "memory: {limit: 80}": (13, "memory.limit: must be a finite number, above 0 and at most 1"),
         "layout: {tensor: 3}": (13, "32 attention heads are not divisible by 3"),
         "layout: {data: 32, micro_batch_size: 3}": (
@@ -183,7 +179,6 @@ NO_CONTAINERS = "cluster={base: h100-80gb-x8, container: {runtime: none}}"
 CONTRADICTIONS = [
     # --- layout
     ("layout.recompute_modules: belongs to recompute: selective", "layout={recompute_modules: [mlp]}"),
-    ("belongs to recompute: selective", "layout={recompute: full, recompute_modules: [mlp]}"),
     ("layout.recompute_method: belongs to recompute: full", "layout={recompute: selective, recompute_method: block}"),
     ("layout.recompute_layers: 33 of 32 layers", "layout={recompute: full, recompute_layers: 33}"),
     ("belongs to recompute: full", "layout={offload_checkpoints: true}"),
@@ -204,82 +199,52 @@ CONTRADICTIONS = [
     ("the shipped script trains with AdamW, and DeepSpeed's own Muon", "training.optimizer=muon", DEEPSPEED),
     ("training.optimizer: must be muon or a mapping", "training.optimizer=lion"),
     ("must be one of linear_qkv", "training.adapters={rank: 4, target_modules: [query]}"),
-    (
-        "training.adapters.target_modules: attention of deepseek-v3 has other layers",
-        "model=deepseek-v3",
-        "training.adapters={rank: 4, target_modules: [q_proj, v_proj]}",
-    ),
+    ("training.adapters.target_modules: attention of deepseek-v3 has other layers", "model=deepseek-v3",
+     "training.adapters={rank: 4, target_modules: [q_proj, v_proj]}"),
     ("training.trained_layers: 33 of 32 layers", "training.trained_layers=33"),
-    (
-        "training.trained_layers: llama3-8b changed ties its head to the embedding",
-        *("model={base: llama3-8b, tied_embeddings: true}", "training.trained_layers=2"),
-    ),
+    ("training.trained_layers: llama3-8b changed ties its head to the embedding",
+     *("model={base: llama3-8b, tied_embeddings: true}", "training.trained_layers=2")),
     ("bf16 gradients need precision: bf16, not fp16", "training.precision=fp16", "training.gradient_dtype=bf16"),
     ("training.fp4: linear layers multiply in one format", "training.fp8=delayed", "training.fp4=nvfp4"),
     ("training.fp8_parameters: belongs to fp8", "training.fp8_parameters=true"),
     ("training.fp8: is for precision: bf16", "training.fp8=delayed", "training.precision=fp16"),
     ("training.optimizer: chooses formats beside half", "training.optimizer={}", "training.precision=fp32"),
-    ("training.optimizer: chooses formats beside half", "training.optimizer={}", "training.precision=fp32", DEEPSPEED),
     ("training.fp8: is a word of megatron-lm", "training.fp8=delayed", DEEPSPEED),
-    ("training.fp8_parameters: is a word of megatron-lm", "training.fp8_parameters=true", DEEPSPEED),
     ("training.fp8: ", "training.fp8=fp8"),
     ("training.optimizer.main_parameters: ", "training.optimizer={main_parameters: fp8}"),
     ("training.warmup_steps: 1000 of 1000 steps", "training.warmup_steps=1000"),
     ("training.minimum_learning_rate: is above the learning rate", "training.minimum_learning_rate=1.0"),
-    (
-        "training.minimum_learning_rate: belongs to a decay",
-        *("training.minimum_learning_rate=1.0e-5", "training.learning_rate_decay=constant"),
-    ),
+    ("training.minimum_learning_rate: belongs to a decay",
+     *("training.minimum_learning_rate=1.0e-5", "training.learning_rate_decay=constant")),
     ("training.minimum_learning_rate: belongs to a decay", "training.minimum_learning_rate=1.0e-5", DEEPSPEED),
     ("training.adam_betas", "training.adam_betas=[0.9]"),
     ("training.adam_betas[1]", "training.adam_betas=[0.9, 1.0]"),
     ("training.sequence_length: 8192 is more than the 2048 positions gpt3-175b has learned", "model=gpt3-175b"),
-    (
-        "model: images are 9216 tokens of a sequence of 8192",
-        "model={base: qwen3-vl-8b, vision: {images_per_sample: 16}}",
-    ),
+    ("model: images are 9216 tokens of a sequence of 8192",
+     "model={base: qwen3-vl-8b, vision: {images_per_sample: 16}}"),
     ("remove one of the two", "training={sequence_length: 8, global_batch_size: 8, steps: 1, tokens: 8}"),
     ("restart: there is nothing to come back to", "restart={times: 3}"),
-    (
-        "restart.within: must be one of job, queue, not 'ft_launcher'; write within: job, which starts the training",
-        "restart={within: ft_launcher}",
-    ),
+    ("restart.within: must be one of job, queue, not 'ft_launcher'; write within: job, which starts the training",
+     "restart={within: ft_launcher}"),
     ("training: async_save writes checkpoints, and none is written", "training.async_save=true"),
     ("training: keep_checkpoints counts checkpoints, and none is written", "training.keep_checkpoints=2"),
-    (
-        "training.keep_checkpoints: a script of one's own lays out its folder as it likes",
-        *("backend={name: megatron-lm, script: /mine.py}", "training.keep_checkpoints=2"),
-        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
-    ),
-    (
-        "training: non_persistent_save_interval: these checkpoints are written between those of save_interval",
-        *("training.non_persistent_save_interval=10", "training.checkpoint_path=/ckpt", "training.save_interval=10"),
-    ),
-    (
-        "training.non_persistent_save_interval: a script of one's own lays out its folder as it likes",
-        *("backend={name: megatron-lm, script: /mine.py}", "training.non_persistent_save_interval=2"),
-        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
-    ),
-    (
-        "restart.slow_nodes: there is no node to take the place of a slow one; add spare_nodes",
-        *("restart={slow_nodes: replace}", "training.checkpoint_path=/ckpt", "training.save_interval=10"),
-    ),
-    (
-        "restart.slow_nodes: spare nodes take the place of slow ones where the job's own script starts",
-        *("restart={slow_nodes: replace, within: queue}", "spare_nodes=1"),
-        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
-    ),
+    ("training.keep_checkpoints: a script of one's own lays out its folder as it likes",
+     *("backend={name: megatron-lm, script: /mine.py}", "training.keep_checkpoints=2"),
+     *("training.checkpoint_path=/ckpt", "training.save_interval=10")),
+    ("training: non_persistent_save_interval: these checkpoints are written between those of save_interval",
+     *("training.non_persistent_save_interval=10", "training.checkpoint_path=/ckpt", "training.save_interval=10")),
+    ("restart.slow_nodes: there is no node to take the place of a slow one; add spare_nodes",
+     *("restart={slow_nodes: replace}", "training.checkpoint_path=/ckpt", "training.save_interval=10")),
+    ("restart.slow_nodes: spare nodes take the place of slow ones where the job's own script starts",
+     *("restart={slow_nodes: replace, within: queue}", "spare_nodes=1"),
+     *("training.checkpoint_path=/ckpt", "training.save_interval=10")),
     ("on_bad_loss: there is nothing to roll back to: no checkpoints are written", "on_bad_loss=rollback"),
-    (
-        "on_bad_loss: a script of your own cannot be told which batches to leave out",
-        *("backend={name: megatron-lm, script: /mine.py}", "on_bad_loss=rollback"),
-        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
-    ),
-    (
-        "on_bad_loss: a rollback hands Megatron-LM a list of steps to skip",
-        *("backend={name: megatron-lm, extra_args: [--iterations-to-skip, '5']}", "on_bad_loss=rollback"),
-        *("training.checkpoint_path=/ckpt", "training.save_interval=10"),
-    ),
+    ("on_bad_loss: a script of your own cannot be told which batches to leave out",
+     *("backend={name: megatron-lm, script: /mine.py}", "on_bad_loss=rollback"),
+     *("training.checkpoint_path=/ckpt", "training.save_interval=10")),
+    ("on_bad_loss: a rollback hands Megatron-LM a list of steps to skip",
+     *("backend={name: megatron-lm, extra_args: [--iterations-to-skip, '5']}", "on_bad_loss=rollback"),
+     *("training.checkpoint_path=/ckpt", "training.save_interval=10")),
     ("on_bad_loss.skip_batches: ", "on_bad_loss={action: rollback, skip_batches: 0}"),
     ("on_bad_loss: ", "on_bad_loss=retry"),
     # --- data
@@ -290,7 +255,6 @@ CONTRADICTIONS = [
     ("NullTokenizer reads no tokenizer", "data={path: /a, tokenizer: x, tokenizer_type: NullTokenizer}"),
     ("tokenizer_type", "data={path: /a, tokenizer_type: BertWordPieceCase}"),
     ("data.split", "data={path: /a, split: '0,0,0'}"),
-    ("data.split", "data={path: /a, split: '90,10'}"),
     ("data.blend", "data={blend: []}"),
     ("weight", BLEND),
     ("data.validation: is read by training.evaluation alone", "data={path: /a, validation: /b}"),
@@ -301,7 +265,6 @@ CONTRADICTIONS = [
     ("training.evaluation", "training.evaluation={interval: 0, iterations: 1}"),
     ("training.evaluation", "training.evaluation={interval: 10}"),
     ("data.cache_path: is a word of megatron-lm", "data={path: /a, cache_path: /c}", DEEPSPEED),
-    ("data.tokenizer_type: is a word of megatron-lm", "data={path: /a, tokenizer_type: NullTokenizer}", DEEPSPEED),
     ("data.sft: is a word of megatron-bridge", "data={path: /a, sft: chat, tokenizer: x}", DEEPSPEED),
     ("sft: reads one folder; name it in path", "data={mock: true, sft: chat}", BRIDGE),
     ("sft: rows are text; name the tokenizer", "data={path: /a, sft: chat}", BRIDGE),
@@ -310,19 +273,14 @@ CONTRADICTIONS = [
     ("container.image: a .sif file is Apptainer's; write runtime: apptainer", "container={image: /c/a.sif}"),
     ("pyxis takes a registry reference or the path of a .sqsh file", "container={image: 'oras://ghcr.io/a'}"),
     ("a .sqsh file is enroot's; write runtime: pyxis", "container={image: /c/a.sqsh, runtime: apptainer}"),
-    (
-        "apptainer takes the path of a .sif file or docker://nvcr.io/nvidia/pytorch:25.08-py3",
-        "container={image: 'nvcr.io#nvidia/pytorch:25.08-py3', runtime: apptainer}",
-    ),
-    ("docker://nvcr.io/nvidia/pytorch", "container={image: 'nvcr.io/nvidia/pytorch', runtime: apptainer}"),
+    ("apptainer takes the path of a .sif file or docker://nvcr.io/nvidia/pytorch:25.08-py3",
+     "container={image: 'nvcr.io#nvidia/pytorch:25.08-py3', runtime: apptainer}"),
     ("cluster h100-80gb-x8 runs no containers", NO_CONTAINERS, "container={image: /c/a.sqsh}"),
     ("must be one of pyxis, apptainer", "container={image: /c/a.sqsh, runtime: docker}"),
     # --- slurm
     ("slurm.gpus: 8 asks for 8 GPUs, but 4 nodes of 8 trainers need 32", "slurm={gpus: 8}"),
-    ("slurm.gpus: h100:64 asks for 64 GPUs, but 4 nodes of 8 trainers need 32", "slurm={gpus: 'h100:64'}"),
     ("gpus-per-node: 4 asks for 4 GPUs, but the 8 trainers of a node need 8", "slurm={gpus-per-node: 4}"),
     ("asks for 4 GPUs, but the 8 trainers of a node need 8", "slurm={gres: 'nvme:10,gpu:h100:4'}"),
-    ("asks for 1 GPUs", "slurm={gres: gpu}"),
     ("asks for 2 GPUs", "slurm={tres-per-task: 'cpu:8,gres/gpu:2'}"),
     ("slurm.mem-per-cpu: contradicts mem", "slurm={mem: 4G, mem-per-cpu: 1G}"),
     ("slurm.oversubscribe: contradicts exclusive", "slurm={exclusive: true, oversubscribe: true}"),
@@ -331,11 +289,10 @@ CONTRADICTIONS = [
     ("slurm.contiguous: takes no value, not '3'", "slurm={contiguous: '3'}"),
     ("slurm.time: must be text, a whole number", "slurm={time: 1.5}"),
     ("slurm.tiem: is no option of sbatch; did you mean time?", "slurm={tiem: '1'}"),
-    ("slurm.partiton: is no option of sbatch; did you mean partition?", "slurm={partiton: '1'}"),
     ("slurm.mem-per-node: is no option of sbatch; did you mean mem?", "slurm={mem-per-node: '1'}"),
     ("slurm.part: is no option of sbatch; did you mean partition?", "slurm={part: '1'}"),
     ("plugin of the site adds goes under slurm_plugins:", "slurm={frobnicate: '1'}"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS, ids=lambda case: " ".join(case[1:]))
@@ -350,7 +307,6 @@ def test_what_contradicts_itself_is_told_with_its_key_in_one_line(case: tuple[st
     ("content", "sentence"),
     [
         (b"", "is empty"),
-        (b"# nothing\n", "is empty"),
         (b"- a\n- b\n", ":1: the file is a list, not a mapping"),
         (b"recipe\n", ":1: the file is a single value, not a mapping"),
         (b"name: \xff\n", ":1: is not UTF-8 text"),
@@ -360,10 +316,9 @@ def test_what_contradicts_itself_is_told_with_its_key_in_one_line(case: tuple[st
         (b"a:\n\tb: 1\n", "indent with spaces, not tabs"),
         (b"[" * 500_000, "nested more than"),
         (b"a: " + b"9" * 100_000, "is not a usable number"),
-        (b"a: 0x" + b"f" * 100_000, "is not a usable number"),
         (b"? [a]\n: b\n", "a key must be plain text"),
     ],
-    ids=range(13),
+    ids=range(11),
 )
 def test_what_is_no_recipe_at_all(content: bytes, sentence: str, write: Write) -> None:
     path = write(content)
@@ -411,9 +366,7 @@ def test_a_secret_is_never_repeated_in_a_message(write: Write) -> None:
     assert "s3cr3t" not in complaint(write(GOOD), "environment.MY_TOKEN=s3cr3t")
 
 
-@pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYS", "SECRETARY", "NCCL_DEBUG", "NCCL_IB_KEY", "KEYCLOAK_REALM"]
-)
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "SECRETARY", "NCCL_IB_KEY", "KEYCLOAK_REALM"])
 def test_only_the_end_of_a_name_makes_a_secret(name: str, write: Write) -> None:
     recipe = load_recipe(write(GOOD + f'environment: {{{name}: "false"}}\n'))
     assert recipe.environment == {name: "false"}
@@ -422,7 +375,7 @@ def test_only_the_end_of_a_name_makes_a_secret(name: str, write: Write) -> None:
 TEXTS = st.one_of(st.text(max_size=200), st.text(alphabet="abc:-[]{}\n \t&*!|>'\"#%@,?0123456789.e+_~<=", max_size=200))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXTS)
 @example(text="a: &a [*a, *a]")
 @example(text="%YAML 9.9\n---\na: 1")
@@ -435,7 +388,7 @@ def test_any_text_at_all_is_answered_with_a_user_error(text: str, write: Write) 
     assert str(path) in complaint(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(line=st.integers(0, GOOD.count("\n") - 1), text=TEXTS)
 def test_any_line_of_a_recipe_may_be_anything(line: int, text: str, write: Write) -> None:
     lines = GOOD.splitlines()
@@ -444,7 +397,7 @@ def test_any_line_of_a_recipe_may_be_anything(line: int, text: str, write: Write
         load_recipe(write("\n".join(lines).encode("utf-8", "surrogatepass")))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     key=st.sampled_from(["layout", "model", "cluster", "slurm.x", "data", "training.steps", "setup", "environment.A"]),
     value=TEXTS,

@@ -28,14 +28,10 @@ def test_words_that_are_not_split_stay_in_their_order_since_the_last_on_a_key_wi
 @pytest.mark.parametrize(
     "word",
     [
-        "nodes=1,2",
-        "training.learning_rate=1.0e-4,3.0e-4",
-        "training.precision=bf16,fp16",
-        "layout.tensor=1,2,auto",
-        "training.steps=10, 20",
-        "layout.micro_batch_size=1,auto",
+        "nodes=1,2", "training.learning_rate=1.0e-4,3.0e-4", "training.precision=bf16,fp16", "layout.tensor=1,2,auto",
+        "training.steps=10, 20", "layout.micro_batch_size=1,auto",
     ],
-)
+)  # fmt: skip
 def test_numbers_and_fixed_words_are_split(word: str) -> None:
     assert len(variants(PATH, [word])) == word.count(",") + 1
 

@@ -234,16 +234,10 @@ def test_an_image_of_the_working_directory_is_found_from_the_run_directory() -> 
 @pytest.mark.parametrize(
     ("before", "same", "others"),
     [
-        (
-            (),
-            ("what_if={weight_versions: 1}",),
-            ["layout={mlp_chunks: 2}", "layout={mlp_chunks: 1}", "layout.loss=none", "training.gradient_dtype=bf16"],
-        ),
-        (
-            (),
-            ("training.weight_decay=0.1", "training.fp8_parameters=false"),
-            ["training.fp8=delayed", "training.optimizer={}", "training.weight_decay=0.2", "training.warmup_steps=10"],
-        ),
+        ((), ("what_if={weight_versions: 1}",),
+         ["layout={mlp_chunks: 2}", "layout={mlp_chunks: 1}", "layout.loss=none", "training.gradient_dtype=bf16"]),
+        ((), ("training.weight_decay=0.1", "training.fp8_parameters=false"),
+         ["training.fp8=delayed", "training.optimizer={}", "training.weight_decay=0.2", "training.warmup_steps=10"]),
         (CHECKPOINTS, ("on_oom=stop", "watchdog=true", "restart={times: 20}"), ["restart={times: 3}"]),
         (CHECKPOINTS, ("restart=none",), ["restart={times: 3}"]),
         (CHECKPOINTS, ("on_bad_loss=tell",), ["on_bad_loss=stop", "on_bad_loss=rollback", "on_bad_loss={spike: true}"]),
@@ -255,7 +249,7 @@ def test_an_image_of_the_working_directory_is_found_from_the_run_directory() -> 
         ((), (), ["model.sliding_window={tokens: 512}", "model.sliding_window={tokens: 1024}"]),
         ((), ("backend.libraries=[]",), ["backend.libraries=[deepep]", "backend.libraries=[hybridep]"]),
     ],
-)
+)  # fmt: skip
 def test_a_digest_changes_with_the_meaning_and_not_with_a_default_that_is_written(
     before: tuple[str, ...], same: tuple[str, ...], others: list[str]
 ) -> None:
