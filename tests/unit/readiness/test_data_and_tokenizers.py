@@ -23,7 +23,6 @@ INDEXED = {
     "no .idx": ({"corpus/text.idx": None}, "corpus/text.idx is not there"),
     "text for an index": ({"corpus/text.idx": "words, and no index"}, "text.idx is no index of a Megatron dataset"),
     "an older index": ({"corpus/text.idx": b"TNTIDX\x00\x00" + bytes(40)}, "text.idx is no index"),
-    "an index cut in its head": ({"corpus/text.idx": index([3, 4])[:20]}, "text.idx is no index"),
     "an unknown version": ({"corpus/text.idx": index([3], version=2)}, "has version 2 and token type 4"),
     "an unknown token type": (
         {"corpus/text.idx": index([3], token_type=9)},
@@ -63,13 +62,12 @@ CHATS = {
 
 
 @pytest.mark.parametrize("row", CHATS.values(), ids=CHATS)
-@pytest.mark.parametrize("file", ["corpus.jsonl", "corpus/part.json"])
-def test_chat_rows_are_not_learned_as_plain_text(row: dict[str, object], file: str, tmp_path: Path) -> None:
-    write(tmp_path, {file: json.dumps(row) + "\n"})
-    named = f"data.path={tmp_path}/corpus.jsonl" if file == "corpus.jsonl" else f"data.path={tmp_path}/corpus"
-    (sentence,) = readiness(tmp_path, DEEPSPEED, named).missing
-    assert f"{file} has chat rows (" in sentence
-    assert "backend: megatron-bridge and data.sft" in sentence
+def test_chat_rows_are_not_learned_as_plain_text(row: dict[str, object], tmp_path: Path) -> None:
+    for file, named in (("corpus.jsonl", "corpus.jsonl"), ("corpus/part.json", "corpus")):
+        write(tmp_path, {file: json.dumps(row) + "\n"})
+        (sentence,) = readiness(tmp_path, DEEPSPEED, f"data.path={tmp_path}/{named}").missing
+        assert f"{file} has chat rows (" in sentence
+        assert "backend: megatron-bridge and data.sft" in sentence
 
 
 def test_other_rows_of_json_are_warned_of_and_plain_text_is_not(tmp_path: Path) -> None:
@@ -206,9 +204,7 @@ def test_a_tokenizer_by_name_is_a_note_unless_it_is_in_the_cache(tmp_path: Path)
 
 def test_a_relative_tokenizer_is_told_how_it_is_read(tmp_path: Path) -> None:
     dataset(write(tmp_path, {"mine/tokenizer.json": "{}"}), "corpus/text")
-    assert (
-        f"the folder beside the recipe is {tmp_path}/mine"
-        in readiness(tmp_path, recipe_text(data="{path: corpus/text, tokenizer: mine}")).doubtful[0]
-    )
+    (sentence,) = readiness(tmp_path, recipe_text(data="{path: corpus/text, tokenizer: mine}")).doubtful
+    assert f"the folder beside the recipe is {tmp_path}/mine" in sentence
     (sentence,) = readiness(tmp_path, recipe_text(data="{path: corpus/text, tokenizer: ./mine}")).missing
     assert "write a folder by its absolute path" in sentence

@@ -16,6 +16,7 @@ from support.recipes import recipe_text
 
 SAID = "recipe.yaml:8: data.mock: trains on made-up tokens"
 YELLOW = "\x1b[33m"
+FEW = "{context: 1, micro_batch_size: 1, layers_by_stage: even, techniques: asked}"
 CLEARED = "\x1b[K"  # a line that said how far the work is, where it took more than a second
 
 
@@ -26,7 +27,7 @@ def megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(folder: Path, **values: str) -> Path:
     path = folder / "recipe.yaml"
-    path.write_text(recipe_text(**values))
+    path.write_text(recipe_text(**values, layout=FEW))
     return path
 
 

@@ -37,34 +37,21 @@ WEIGHTS = {
     "no tracker": ("megatron-lm", {"weights/iter_0000010/x": "x"}, f"has no {TRACKER}"),
     "a Hugging Face folder": ("megatron-lm", {"weights/config.json": MODEL}, "convert it first"),
     "a tracker of words": ("megatron-lm", {f"weights/{TRACKER}": "newest"}, "holds 'newest' instead of an iteration"),
-    "a lost iteration": (
-        "megatron-lm",
-        {f"weights/{TRACKER}": "20", "weights/iter_0000010/x": "x"},
-        "names iter_0000020, which is missing or empty (there are iter_0000010)",
-    ),
+    "a lost iteration": ("megatron-lm", {f"weights/{TRACKER}": "20", "weights/iter_0000010/x": "x"},
+        "names iter_0000020, which is missing or empty (there are iter_0000010)"),
     "no config.json": ("deepspeed", {"weights/model.safetensors": "x"}, "holds no config.json that can be read"),
     "adapters alone": ("deepspeed", {"weights/adapter_config.json": {}}, "holds the adapters of a model alone"),
-    "another model": (
-        "deepspeed",
+    "another model": ("deepspeed",
         {"weights/config.json": MODEL | {"hidden_size": 128}, "weights/model.safetensors": "x"},
-        "is another model than the recipe's: hidden_size is 128 there and 64 in",
-    ),
+        "is another model than the recipe's: hidden_size is 128 there and 64 in"),
     "no weights": ("deepspeed", {"weights/config.json": MODEL}, "holds no weights: none of model.safetensors"),
-    "a lost part": (
-        "deepspeed",
-        {
-            "weights/config.json": MODEL,
-            "weights/model.safetensors.index.json": INDEX,
-            "weights/one.safetensors": "x",
-        },
-        "lacks two.safetensors, which its index names",
-    ),
-    "a pointer of Git LFS": (
-        "deepspeed",
+    "a lost part": ("deepspeed",
+        {"weights/config.json": MODEL, "weights/model.safetensors.index.json": INDEX, "weights/one.safetensors": "x"},
+        "lacks two.safetensors, which its index names"),
+    "a pointer of Git LFS": ("deepspeed",
         {"weights/config.json": MODEL, "weights/model.safetensors": "version https://git-lfs.github.com/spec/v1\n"},
-        "model.safetensors is only a pointer of Git LFS",
-    ),
-}
+        "model.safetensors is only a pointer of Git LFS"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("backend", "files", "message"), WEIGHTS.values(), ids=WEIGHTS)
@@ -134,53 +121,25 @@ def iteration(step: int, *names: str) -> dict[str, str]:
 
 
 RESUMED = {
-    "goes on": (
-        "megatron-lm",
-        iteration(20, "metadata.json"),
-        "notes",
-        "holds step 20: the job goes on from there, to",
-    ),
-    "at its end": (
-        "megatron-lm",
-        iteration(100, "metadata.json"),
-        "doubtful",
-        "holds step 100, and the training has 100",
-    ),
+    "goes on": ("megatron-lm", iteration(20, "metadata.json"), "notes",
+        "holds step 20: the job goes on from there, to"),
+    "at its end": ("megatron-lm", iteration(100, "metadata.json"), "doubtful",
+        "holds step 100, and the training has 100"),
     "a lost folder": ("megatron-lm", {f"saved/{TRACKER}": "20"}, "doubtful", "names iter_0000020, which is missing"),
     "no step": ("megatron-lm", {f"saved/{TRACKER}": "x"}, "doubtful", "names no step"),
-    "another format": (
-        "megatron-lm",
-        iteration(20, "mp_rank_00/x"),
-        "notes",
-        "is of the format torch, and this job writes torch_dist: the job reads it",
-    ),
-    "DCP": (
-        "megatron-lm",
-        iteration(20, ".metadata"),
-        "doubtful",
-        "is of the format fsdp_dtensor, and this job writes",
-    ),
+    "another format": ("megatron-lm", iteration(20, "mp_rank_00/x"), "notes",
+        "is of the format torch, and this job writes torch_dist: the job reads it"),
+    "DCP": ("megatron-lm", iteration(20, ".metadata"), "doubtful",
+        "is of the format fsdp_dtensor, and this job writes"),
     "another framework's": ("megatron-lm", {"saved/latest": "step-20"}, "doubtful", "holds checkpoints of deepspeed"),
     "Megatron's": ("deepspeed", {f"saved/{TRACKER}": "20"}, "doubtful", "holds checkpoints of megatron-lm, which"),
-    "other ranks": (
-        "deepspeed",
-        states(4),
-        "notes",
-        "the optimizer states of 4 ranks, and this job has 8: the job conv",
-    ),
-    "another split": (
-        "megatron-lm",
-        iteration(20, "mp_rank_00/model.pt", "mp_rank_01/model.pt"),
-        "missing",
-        "is split by tensor 2 and pipeline 1, and this plan by tensor 1 and pipeline 1",
-    ),
-    "another model": (
-        "megatron-lm",
-        {f"saved/{TRACKER}": "20", "saved/iter_0000020/metadata.json": "x" * 9_000_000},
-        "doubtful",
-        "it may be another model's",
-    ),
-}
+    "other ranks": ("deepspeed", states(4), "notes",
+        "the optimizer states of 4 ranks, and this job has 8: the job conv"),
+    "another split": ("megatron-lm", iteration(20, "mp_rank_00/model.pt", "mp_rank_01/model.pt"), "missing",
+        "is split by tensor 2 and pipeline 1, and this plan by tensor 1 and pipeline 1"),
+    "another model": ("megatron-lm", {f"saved/{TRACKER}": "20", "saved/iter_0000020/metadata.json": "x" * 9_000_000},
+        "doubtful", "it may be another model's"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("backend", "files", "kind", "message"), RESUMED.values(), ids=RESUMED)
