@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,9 @@ from llmlaunch.command_lines.shell import read_script
 
 PROGRAMS = ("python", "torchrun", "srun", "run")
 
-# Appends its words and the variables whose names begin with X to a file, and prints nothing.
-RECORDER = f"""#!{sys.executable} -IS
-import json, os, sys
-variables = {{name: value for name, value in os.environ.items() if name.startswith("X")}}
-with open(os.environ["RECORD"], "a") as file:
-    file.write(json.dumps([[os.path.basename(sys.argv[0]), *sys.argv[1:]], variables]) + "\\n")
+# Appends its words and its environment to a file, and prints nothing.
+RECORDER = r"""#!/bin/sh
+{ printf '%s\0' "${0##*/}" "$@"; printf '\001\0'; env -0; printf '\002\0'; } >> "$RECORD"
 """
 
 SCRIPTS = {
@@ -167,9 +162,14 @@ def started_by_bash(text: str, folder: Path) -> list[object]:
     (work / "train.sh").write_text(text)
     script = (work / "train.sh").read_bytes().replace(b"\r\n", b"\n")  # which bash itself would stumble over
     (work / "train.sh").write_bytes(script)
-    environment = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder)}
-    subprocess.run(["bash", "train.sh"], cwd=work, env=environment, capture_output=True, timeout=60, check=False)
-    return [json.loads(line) for line in record.read_text().splitlines()]
+    variables = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder)}
+    subprocess.run(["bash", "train.sh"], cwd=work, env=variables, capture_output=True, timeout=60, check=False)
+    started: list[object] = []
+    for one in record.read_bytes().decode().split("\2\0")[:-1]:
+        words, _, environment = one.partition("\1\0")
+        exported = dict(text.split("=", 1) for text in environment.split("\0") if text.startswith("X"))
+        started.append([words.split("\0")[:-1], exported])
+    return started
 
 
 def started_by_llmlaunch(text: str, folder: Path) -> list[object]:

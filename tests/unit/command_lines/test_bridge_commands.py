@@ -50,12 +50,7 @@ def test_overrides_and_options_go_over_the_recipe() -> None:
     [
         ("model.recompute_granularity=full model.recompute_num_layers=1", "layout", "recompute", "full"),
         ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "training", "fp8", "tensorwise"),
-        (
-            "dist.use_megatron_fsdp=true ddp.data_parallel_sharding_strategy=optim_grads_params",
-            "layout",
-            "zero_stage",
-            3,
-        ),
+        ("dist.use_megatron_fsdp=1 ddp.data_parallel_sharding_strategy=optim_grads_params", "layout", "zero_stage", 3),
         ("comm_overlap.overlap_grad_reduce=false model.sequence_parallel=true", "layout", "sequence_parallel", False),
         ("optimizer.optimizer_cpu_offload=true", "layout", "offload_optimizer", 1.0),
         ("+model.cross_entropy_fusion_impl=native", "layout", "loss", "native"),
@@ -102,12 +97,8 @@ def test_a_performance_recipe_keeps_the_samples_of_a_rank() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            "--recipe lama3_8b_pretrain_config",
-            "recipe lama3_8b_pretrain_config is not known; the nearest that are known",
-        ),
+        ("--recipe lama3_8b_pretrain_config", "lama3_8b_pretrain_config is not known; the nearest that are known"),
         ("--recipe llama3_8b_peft_config peft.class=dora", "dora is not priced"),
-        ("--model llama3_8b --mode dora", "dora is not priced"),
         ("--recipe llama3_8b_pretrain_config mixed_precision=nonsense", "'nonsense' is none that is known"),
         ("--recipe llama3_8b_pretrain_config model=mine", "replaces a whole section"),
         ("--recipe llama3_8b_pretrain_config model.freeze_language_model=true", "its memory is not known"),
@@ -132,14 +123,11 @@ def test_adapters_and_overlap_can_be_switched_off_whole() -> None:
     assert "tp_comm_overlap" not in read(f"{words} comm_overlap=null", nodes=16).document["layout"]
 
 
-@pytest.mark.parametrize("value", ["abc", "1e999", "[[1]]", "-3", "999999999999999999999", "''", "true"])
-@pytest.mark.parametrize(
-    "field",
-    ["model.tensor_model_parallel_size", "train.global_batch_size", "peft.dim", "optimizer.lr", "dataset.blend"],
-)
-def test_an_odd_value_is_one_message_or_a_plain_reading(field: str, value: str) -> None:
-    with contextlib.suppress(UserError):
-        read(f"--recipe llama3_8b_peft_1gpu_h100_bf16_config {field}={value}")
+@pytest.mark.parametrize("field", ["model.tensor_model_parallel_size", "peft.dim", "optimizer.lr", "dataset.blend"])
+def test_an_odd_value_is_one_message_or_a_plain_reading(field: str) -> None:
+    for value in ("abc", "1e999", "[[1]]", "-3", "999999999999999999999", "''", "true"):
+        with contextlib.suppress(UserError):
+            read(f"--recipe llama3_8b_peft_1gpu_h100_bf16_config {field}={value}")
 
 
 def test_an_override_without_a_value_is_asked_for() -> None:

@@ -33,23 +33,16 @@ RENDERED = [name for name in LINES if BY_NAME[name]["rendered"]]
 WITH_DS_CONFIG = [name for name in RENDERED if any(path.endswith(".json") for path in BY_NAME[name].get("files", ()))]
 # What a file does not say is this (deepspeed/runtime/zero/config.py, runtime/config.py, fp16/loss_scaler.py, 0.19.8).
 DEEPSPEED_DEFAULTS = {
-    "gradient_clipping": 0.0,
-    "fp16.loss_scale": 0,
-    "fp16.initial_scale_power": 16,
-    "zero_optimization.contiguous_gradients": True,
-    "zero_optimization.reduce_scatter": True,
-    "zero_optimization.overlap_comm": False,
-    "zero_optimization.reduce_bucket_size": 500_000_000,
-    "zero_optimization.allgather_bucket_size": 500_000_000,
-    "zero_optimization.sub_group_size": 1_000_000_000,
+    "gradient_clipping": 0.0, "fp16.loss_scale": 0, "fp16.initial_scale_power": 16,
+    "zero_optimization.contiguous_gradients": True, "zero_optimization.reduce_scatter": True,
+    "zero_optimization.overlap_comm": False, "zero_optimization.reduce_bucket_size": 500_000_000,
+    "zero_optimization.allgather_bucket_size": 500_000_000, "zero_optimization.sub_group_size": 1_000_000_000,
     "zero_optimization.stage3_prefetch_bucket_size": 50_000_000,
     "zero_optimization.stage3_param_persistence_threshold": 100_000,
     "zero_optimization.stage3_max_live_parameters": 1_000_000_000,
-    "zero_optimization.stage3_max_reuse_distance": 1_000_000_000,
-    "zero_optimization.offload_optimizer.ratio": 1.0,
-    "zero_optimization.offload_optimizer.pin_memory": False,
-    "zero_optimization.offload_param.pin_memory": False,
-}
+    "zero_optimization.stage3_max_reuse_distance": 1_000_000_000, "zero_optimization.offload_optimizer.ratio": 1.0,
+    "zero_optimization.offload_optimizer.pin_memory": False, "zero_optimization.offload_param.pin_memory": False,
+}  # fmt: skip
 ARITHMETIC = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # Said in another way, or for what the recipe was supplied with.
 TRANSLATED = ("warmup_ratio", "num_train_epochs", "max_steps", "warmup_steps", "deepspeed", "fsdp", "config")
@@ -107,14 +100,8 @@ def test_a_public_command_becomes_a_recipe_that_is_priced(name: str, tmp_path: P
         assert found == value, key
     assert (public.reading.not_rendered is None) == public.facts["rendered"]
     plan = make_plan(setting_for(public.recipe))
-    assert plan.layout is not None
     assert plan.layout == pinned_layout(public.recipe)
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_what_a_public_command_passes_on_is_known_but_for_validation(name: str, tmp_path: Path) -> None:
-    recipe = read(name, tmp_path).recipe
-    unknown = classed_arguments(recipe, pinned_layout(recipe)).unknown
+    unknown = classed_arguments(public.recipe, plan.layout).unknown
     assert {each.flag_class.key for each in unknown} <= {"training.evaluation"}
 
 

@@ -12,22 +12,15 @@ from llmlaunch.errors import UserError
 from llmlaunch.imports.logs import read_logs
 
 UNITS = [
-    "[Rank 1] memory ( ",
-    "[Rank 1] (after 1 iterations) memory (MB) ",
-    "{'train_runtime': ",
-    "\x1b] memory (",
-    "MA 1 GB Max_MA 1 ",
-    "global_step=1, step=",
-    "print] a . ",
-    "***** train metrics *****\n",
-    "\n",
-]
+    "[Rank 1] (after 1 iterations) memory (MB) ", "{'train_runtime': ", "\x1b] memory (", "MA 1 GB Max_MA 1 ",
+    "global_step=1, step=", "***** train metrics *****\n", "\n",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_beginning_repeated_without_end_is_no_log(unit: str, tmp_path: Path) -> None:
     line = (unit * (16_384 // len(unit))).rstrip("\n") + "\n"
-    (tmp_path / "log").write_text(line * 64)
+    (tmp_path / "log").write_text(line * 16)
     with pytest.raises(UserError, match="holds no log that llmlaunch knows"):
         read_logs(tmp_path / "log")
 

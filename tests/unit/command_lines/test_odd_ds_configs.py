@@ -117,13 +117,13 @@ def read_script(kind: str, text: str) -> Reading:
     return read_deepspeed(command)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(configs())
 def test_a_ds_config_alone_is_read_or_one_message_says_why_not(config: dict[str, Any]) -> None:
     assert message_of(lambda: read_ds_config(json.dumps(config)))[:14] in ("", "ds_config.json")
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(configs(), st.sampled_from(sorted(SCRIPTS)))
 def test_a_script_with_it_is_read_or_one_message_says_why_not(config: dict[str, Any], kind: str) -> None:
     message_of(lambda: read_script(kind, json.dumps(config)))
@@ -132,12 +132,6 @@ def test_a_script_with_it_is_read_or_one_message_says_why_not(config: dict[str, 
 @pytest.mark.parametrize("kind", sorted(SCRIPTS))
 def test_the_ordinary_ds_config_is_read(kind: str) -> None:
     assert read_script(kind, json.dumps(CONFIG)).document["layout"]["zero_stage"] == 3
-
-
-@settings(max_examples=60)
-@given(st.dictionaries(st.sampled_from(["zero_optimization", "optimizer", "a", "train_batch_size"]), VALUES))
-def test_any_json_is_read_or_one_message_says_why_not(config: dict[str, Any]) -> None:
-    assert message_of(lambda: read_ds_config(json.dumps(config)))[:14] in ("", "ds_config.json")
 
 
 @pytest.mark.parametrize("key", sorted(FORMS))
@@ -150,19 +144,12 @@ def test_the_message_names_the_key(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("zero_optimization.offload_optimizer.ratio", "half"),
         ("zero_optimization.offload_optimizer", 1),
         ("zero_optimization.offload_param.device", "gpu"),
-        ("zero_optimization.stage", 4),
-        ("zero_optimization.stage", "3"),
-        ("scheduler.type", []),
-        ("optimizer.params.lr", True),
-        ("optimizer.params.betas", [0.9, "x"]),
-        ("train_batch_size", 0),
-        ("train_batch_size", 10**25),
-        ("bf16", True),
+        ("zero_optimization.stage", 4), ("zero_optimization.stage", "3"), ("optimizer.params.lr", True),
+        ("optimizer.params.betas", [0.9, "x"]), ("train_batch_size", 0), ("train_batch_size", 10**25),
     ],
-)
+)  # fmt: skip
 def test_a_value_of_another_form_is_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(UserError, match=rf"^ds_config\.json: {key}: must be "):
         read_ds_config(json.dumps(with_value(CONFIG, tuple(key.split(".")), value)))
@@ -170,20 +157,14 @@ def test_a_value_of_another_form_is_refused_by_name(key: str, value: Any) -> Non
 
 @pytest.mark.parametrize(("written", "stage"), [(True, 1), (False, 0), (None, 0)])
 def test_zero_as_a_switch_is_what_deepspeed_makes_of_it(written: bool | None, stage: int) -> None:
-    assert (
-        read_ds_config(json.dumps({**CONFIG, "zero_optimization": written})).document["layout"]["zero_stage"] == stage
-    )
+    read = read_ds_config(json.dumps({**CONFIG, "zero_optimization": written}))
+    assert read.document["layout"]["zero_stage"] == stage
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("{", "[1, 2]", "[" * 5000 + "]" * 5000, '{"a": ' * 40 + "1" + "}" * 40, '{"a": ' * 5000),
-        *(
-            '{"a": ' + "9" * 5000 + "}",
-            '{"zero_optimization": {"stage": NaN}}',
-            '{"zero_optimization": {"stage": 1e999}}',
-        ),
+        *("{", "[1, 2]", '{"a": ' * 5000, '{"a": ' + "9" * 5000 + "}", '{"zero_optimization": {"stage": NaN}}'),
         '{"train_batch_size": 1, "train_batch_size": 2}',
     ],
 )
@@ -211,7 +192,7 @@ ACCELERATE: dict[str, Any] = {
 }
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_configuration_of_accelerate_is_read_or_one_message_says_why_not(data: st.DataObject) -> None:
     config = copy.deepcopy(ACCELERATE)
@@ -223,7 +204,7 @@ def test_a_configuration_of_accelerate_is_read_or_one_message_says_why_not(data:
     message_of(lambda: read_training_args(yaml.safe_dump(config), "zero3.yaml", files=files))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_arguments_of_the_trainer_in_a_file_are_read_or_one_message_says_why_not(data: st.DataObject) -> None:
     names = (
@@ -239,7 +220,7 @@ CHOSEN = sorted(row.key for row in SETTINGS if row.is_rendered and not row.plann
 CHOSEN_PATHS = [tuple(key.split(".")) for key in CHOSEN] + [("zero_optimization",), ("fp16",), ("x", "y")]
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from(CHOSEN_PATHS), VALUES, min_size=1, max_size=3))
 def test_settings_of_a_recipe_are_read_or_one_message_says_why_not(values: dict[tuple[str, ...], Any]) -> None:
     config: dict[str, Any] = {"zero_optimization": {"offload_optimizer": {}, "offload_param": {}}, "fp16": {}, "x": {}}

