@@ -89,7 +89,6 @@ def test_the_value_of_a_variable_is_one_word_and_is_not_read_again() -> None:
         ('a\nx"1\n${MISSING}"', "line 2: the variable MISSING is not set on this node"),
         ("a\n--cost $5", "line 2: a $ stands before no name; put the word in single quotes"),
         ("a $(hostname)", "line 1: a $ stands before no name; put the word in single quotes"),
-        ("a ${b:-c}", "line 1: a $ stands before no name; put the word in single quotes"),
         ("a\nb\\", "line 2: a \\ ends the file"),
         ("", "holds no command"),
         ("# a\n\n  # b", "holds no command"),

@@ -78,19 +78,12 @@ def test_a_run_that_crashed_lost_a_node_and_succeeded() -> None:
     done = AttemptFacts(START + 3000, 150, "succeeded", None, START + 3700, 151, START + 3110, 200, START + 3650, 10.0)
     whole = goodput([crashed, lost, done])
     assert whole.as_json() == {
-        "share": pytest.approx(2000 / 2800),
-        "allocated_seconds": 1500 + 600 + 700,
-        "useful_seconds": 2000,
-        "useful_steps": 200,
-        "startup_seconds": 100 + 100 + 100,
-        "stops": [
-            {"cause": "crash", "stops": 1, "repeated_steps": 20, "seconds": 200 + 100},
-            {"cause": "unknown", "stops": 1, "repeated_steps": 0, "seconds": 0},
-        ],
-        "other_seconds": 100 + 0 + 50,
-        "end_seconds": 50,
-        "queue_seconds": 500 + 400,
-    }
+        "share": pytest.approx(2000 / 2800), "allocated_seconds": 1500 + 600 + 700, "useful_seconds": 2000,
+        "useful_steps": 200, "startup_seconds": 100 + 100 + 100,
+        "stops": [{"cause": "crash", "stops": 1, "repeated_steps": 20, "seconds": 200 + 100},
+            {"cause": "unknown", "stops": 1, "repeated_steps": 0, "seconds": 0}],
+        "other_seconds": 100 + 0 + 50, "end_seconds": 50, "queue_seconds": 500 + 400,
+    }  # fmt: skip
 
 
 def test_what_lies_between_two_attempts_of_one_allocation_is_paid_for_and_lost_to_the_stop() -> None:

@@ -352,7 +352,7 @@ def test_later_attempts_on_the_node_do_not(run: RunDir) -> None:
     assert still_whole(attempt, run.path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema": 2}', b'{"schema": 1, "attempt": "other"}'])
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"schema": 2}', b'{"schema": 1, "attempt": "other"}'])
 def test_a_summary_that_is_none_is_made_again(run: RunDir, content: bytes) -> None:
     (run.path / "attempts" / ATTEMPT / "summary.json").write_bytes(content)
     assert attempt_summary(run.path, ATTEMPT) == summarize(run.path, ATTEMPT)
@@ -381,7 +381,7 @@ def test_of_a_long_file_nothing_is_lost_by_reading_only_what_tells(run: RunDir) 
     assert summarize(run.path, "78.0").nodes[0].gpus == 2
 
 
-@pytest.mark.parametrize("at", [0, 1, 500, 1999, 2000])
+@pytest.mark.parametrize("at", [0, 500, 2000])
 def test_the_last_beat_of_each_of_two_monitors_counts(run: RunDir, at: int) -> None:
     lines = [beat(10)] * 2000
     path = run.path / "peaks" / "n0.jsonl"

@@ -24,18 +24,11 @@ by_pid = st.dictionaries(st.sampled_from(PIDS), amounts, max_size=3)
 
 def cards(processes: st.SearchStrategy[Any]) -> st.SearchStrategy[list[dict[str, Any]]]:
     card = {
-        "pci": st.just("00"),
-        "index": st.just(0),
-        "total_bytes": st.just(80 * GIB),
-        "reserved_bytes": st.just(GIB // 2),
-        "baseline_bytes": amounts,
-        "device_peak_bytes": amounts,
-        "process_peak_bytes": processes,
-        "accounting_peak_bytes": processes,
-        "power_watts": st.floats(0, 700),
-        "power_peak_watts": st.floats(0, 700),
-        "samples": st.integers(0, 9),
-    }
+        "pci": st.just("00"), "index": st.just(0), "total_bytes": st.just(80 * GIB),
+        "reserved_bytes": st.just(GIB // 2), "baseline_bytes": amounts, "device_peak_bytes": amounts,
+        "process_peak_bytes": processes, "accounting_peak_bytes": processes, "power_watts": st.floats(0, 700),
+        "power_peak_watts": st.floats(0, 700), "samples": st.integers(0, 9),
+    }  # fmt: skip
     return st.tuples(*(st.fixed_dictionaries({"uuid": st.just(uuid), **card}) for uuid in CARDS)).map(list)
 
 

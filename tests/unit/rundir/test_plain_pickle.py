@@ -41,7 +41,7 @@ class Calls:
         return os.system, self.command
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_a_pickle_that_names_code_is_refused_and_runs_nothing(protocol: int, tmp_path: Path) -> None:
     content = pickle.dumps({"entries": [Calls(f"touch {tmp_path}/ran")]}, protocol)
     with pytest.raises(ValueError, match="no plain pickle"):
@@ -56,7 +56,6 @@ HEAD = b"\x80\x02"
     "content",
     [
         pytest.param(b"", id="nothing"),
-        pytest.param(HEAD, id="no end"),
         pytest.param(HEAD + b".", id="no value"),
         pytest.param(HEAD + b"X" + struct.pack("<I", 2**32 - 1) + b"a.", id="a text longer than the file"),
         pytest.param(HEAD + b"\x8d" + struct.pack("<Q", 2**62) + b".", id="a text of exabytes"),
