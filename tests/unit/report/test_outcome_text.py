@@ -20,18 +20,10 @@ STATUS: dict[str, Any] = {"step": 100, "saved_step": 90, "restarts": 1}
 
 def record(rank: int, peak_gib: float, **more: Any) -> dict[str, Any]:
     return {
-        "attempt": "7.0",
-        "started_at": 1.0,
-        "peak_kind": "device",
-        "peak_bytes": int(peak_gib * GIB),
-        "predicted_bytes": 60 * GIB,
-        "global_rank": rank,
-        "pipeline_rank": rank,
-        "node": "n1",
-        "world_size": 2,
-        "step_seconds": 2.5,
-        **more,
-    }
+        "attempt": "7.0", "started_at": 1.0, "peak_kind": "device", "peak_bytes": int(peak_gib * GIB),
+        "predicted_bytes": 60 * GIB, "global_rank": rank, "pipeline_rank": rank, "node": "n1", "world_size": 2,
+        "step_seconds": 2.5, **more,
+    }  # fmt: skip
 
 
 def test_steps_time_rate_and_the_fullest_rank_stand_beside_their_predictions() -> None:

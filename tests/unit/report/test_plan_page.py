@@ -129,7 +129,7 @@ def test_a_tight_plan_and_one_that_fits_nowhere_have_a_page(monkeypatch: pytest.
 
 
 def test_it_stays_small_where_the_space_is_large() -> None:
-    assert len(drawn(gallery_setting("deepseek-v3"))) < 600_000
+    assert len(drawn(gallery_setting("deepseek-v3", "layout={techniques: asked}"))) < 600_000
 
 
 def test_another_ending_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ REFUSALS = {
     f"say which project; {FAILED}Invalid account or account/partition combination specified": (
         *("slurm: {account: NAME}", "--account=NAME"),
     ),
-    f"{FAILED}Invalid qos specification": ("slurm: {qos: NAME}", "--qos=NAME"),
     f"{FAILED}User's group not permitted to use this partition": ("sinfo -s", "--partition=NAME"),
     f"invalid partition specified: nope; {FAILED}Invalid partition name specified": ("sinfo -s", "--partition=NAME"),
     f"{FAILED}More processors requested than permitted": ("slurm: {partition: NAME}", ""),
@@ -53,10 +52,8 @@ def test_a_rule_of_the_site_alone_is_answered_with_what_such_rules_are_often_abo
     ("reason", "advice"),
     [
         ("PartitionTimeLimit", "never starts: cancel it"),
-        ("QOSMaxNodePerJobLimit", "never starts: cancel it"),
         ("AssocMaxWallDurationPerJobLimit", "never starts: cancel it"),
         ("QOSMaxNodePerUserLimit", "your other jobs have all"),
-        ("AssocMaxJobsLimit", "your other jobs have all"),
         ("QOSGrpNodeLimit", "others of its account or QoS have all"),
         ("AssocGrpCPUMinutesLimit", "the budget of its account or QoS is used up"),
         ("AccountNotAllowed", "slurm.account"),
@@ -72,8 +69,6 @@ def test_a_reason_that_may_never_clear_says_what_to_do(reason: str, advice: str)
     assert advice in pending_advice(reason)
 
 
-@pytest.mark.parametrize(
-    "reason", ["", "None", "Priority", "Resources", "Dependency", "BeginTime", "JobArrayTaskLimit"]
-)
+@pytest.mark.parametrize("reason", ["", "None", "Priority", "Dependency", "JobArrayTaskLimit"])
 def test_waiting_alone_needs_no_advice(reason: str) -> None:
     assert pending_advice(reason) == ""
