@@ -64,14 +64,6 @@ def test_resume_warns_of_what_the_rendered_plan_cannot_load(words: tuple[str, ..
     assert json.loads(resumed.stdout)["run_dir"] == str(run)
 
 
-def test_resume_of_a_plan_that_fits_is_silent(words: tuple[str, ...], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run_llmlaunch(tmp_path, "render", *words[:-1], "layout.zero_stage=3", "-o", run, code=0)
-    (run / "job.sbatch").write_text(JOB)
-    saved_by_stage_3(tmp_path)
-    assert "ZeRO" not in run_llmlaunch(tmp_path, "resume", run, "--local", code=0).stderr
-
-
 def test_a_directory_that_cannot_be_read_yields_nothing(
     llmlaunch: CommandLine, words: tuple[str, ...], tmp_path: Path
 ) -> None:

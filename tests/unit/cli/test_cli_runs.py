@@ -146,16 +146,6 @@ def test_a_run_has_one_name_and_answers_to_all_it_may_be_called(
         assert f"\n  tiny-1 in {waits}\n" in refused
 
 
-def test_a_folder_that_is_no_run_does_not_hide_a_run_of_that_name(
-    llmlaunch: CommandLine, tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llmlaunch("collect", ongoing(tmp_path / "runs" / "a", "tiny-1", "901").path)
-    (tmp_path / "tiny-1").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert llmlaunch.json("status", "tiny-1")["run_dir"] == str(tmp_path / "runs" / "a")
-    assert "not a run directory" in llmlaunch("status", "./tiny-1", code=2).stderr
-
-
 def test_last_is_the_newest_run_of_this_person_and_the_message_says_which(
     llmlaunch: CommandLine, tmp_path: Path, questions: Path
 ) -> None:

@@ -42,18 +42,11 @@ def test_the_job_of_a_run_directory_is_answered_with_its_recipe(
     assert f"this is a run directory; its recipe is {run}/recipe.yaml" in message
 
 
-def test_a_run_directory_is_no_script(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run").path
-    message = llmlaunch("init", "--from", run, code=2).stderr
-    assert f"this is a run directory; its recipe is {run}/recipe.yaml" in message
+def test_a_schema_is_not_written_over_a_device(llmlaunch: CommandLine) -> None:
+    assert "is no schema of llmlaunch" in llmlaunch("schema", "-o", "/dev/zero", code=2).stderr
 
 
-@pytest.mark.parametrize("place", ["/dev/full", "/dev/zero", "/dev/null"])
-def test_a_schema_is_not_written_over_a_device(llmlaunch: CommandLine, place: str) -> None:
-    assert "is no schema of llmlaunch" in llmlaunch("schema", "-o", place, code=2).stderr
-
-
-@pytest.mark.parametrize("seconds", ["nan", "inf", "-nan", "1e999", "²", "1_0"])
+@pytest.mark.parametrize("seconds", ["nan", "1e999", "1_0"])
 def test_an_interval_that_is_no_number_of_seconds_is_refused(llmlaunch: CommandLine, seconds: str) -> None:
     for command in (("status", "--watch"), ("observe",)):
         message = llmlaunch(*command, "--interval", seconds, "true", code=2).stderr
@@ -84,7 +77,7 @@ def test_a_home_of_nobody_is_no_traceback(llmlaunch: CommandLine) -> None:
     llmlaunch("check", RECIPE, PINNED, "data.path=~no_such_user/data", code=(0, 2, 3))
 
 
-@pytest.mark.parametrize("damage", [b"\xff\xfe", b"[", b'{"id": 1}'])
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b'{"id": 1}'])
 def test_a_store_with_flipped_bits_is_one_message_and_check_goes_on(
     llmlaunch: CommandLine, store_file: Path, damage: bytes
 ) -> None:

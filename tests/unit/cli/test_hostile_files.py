@@ -52,14 +52,9 @@ OTHER_FILES = (
     *(f"attempts/{ATTEMPT}/{name}" for name in ("told/n0", "done/n0", "prepare.log", "import/n0.log")),
 )
 COMMANDS = (
-    ("status",),
-    ("status", "--json"),
-    ("logs", "--attempt", "all"),
-    ("collect",),
-    ("explain-args",),
-    ("cancel",),
+    ("status",), ("status", "--json"), ("logs", "--attempt", "all"), ("collect",), ("explain-args",), ("cancel",),
     ("diff",),
-)
+)  # fmt: skip
 RUNS = {("diff",): 2}  # that a command takes
 
 
@@ -70,28 +65,22 @@ def text(content: bytes) -> Callable[[Path], None]:
 HOSTILE: dict[str, Callable[[Path], None]] = {
     "fifo": os.mkfifo,
     "link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
-    "link to itself": lambda path: path.symlink_to(path.name),
-    "folder": Path.mkdir,
-    "missing": lambda path: None,
-    "empty": text(b""),
-    "brackets": text(b"[" * 200_000),
-    "objects": text(b'{"a":' * 200_000),
+    "link to itself": lambda path: path.symlink_to(path.name), "folder": Path.mkdir, "missing": lambda path: None,
+    "empty": text(b""), "brackets": text(b"[" * 200_000), "objects": text(b'{"a":' * 200_000),
     "deep but whole": text(b'{"cause": ' + b"[" * 900 + b"]" * 900 + b"}"),
-    "1e400": text(b"1e400"),
-    "NaN": text(b'{"step": NaN, "attempt": Infinity}'),
-    "digits": text(b'{"step": ' + b"9" * 5000 + b"}"),
-    "invalid UTF-8": text(b'{"attempt": "\xff\xfe"}\n\xc3\x28'),
+    "1e400": text(b"1e400"), "NaN": text(b'{"step": NaN, "attempt": Infinity}'),
+    "digits": text(b'{"step": ' + b"9" * 5000 + b"}"), "invalid UTF-8": text(b'{"attempt": "\xff\xfe"}\n\xc3\x28'),
     "zeros": text(b"\0" * 4096),
     "escapes": text(ESCAPES.encode("utf-8", "surrogatepass") + b"\n"),
     "surrogates": text(b'{"why": "\\ud800", "attempt": "\\udfff"}'),
-}
+}  # fmt: skip
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 10**30, 2**63 - 1, 1e308, float("nan")),
     *("../../x", ESCAPES, ["x"], [{}], {"x": []}),
 )
-# One change of seven is made, each of them in `make soak`. There are twelve values, so each place gets others.
+# One change of nineteen is made, each of them in `make soak`. There are twelve values, so each place gets others.
 SOAK = settings().max_examples > 100
-EVERY = 1 if SOAK else 7
+EVERY = 1 if SOAK else 19
 
 
 def write(path: Path, value: Any) -> None:
@@ -192,19 +181,24 @@ def names_below(folder: Path) -> list[str]:
 SAFE_CALL = re.compile(r"(squeue|sacct|scancel|scontrol)( (-[hrnXPDM]|-t all|--me|-[jSEsouO] [\w,:%|.;-]+|7[78]|\w+))*")
 
 
-@pytest.mark.parametrize("name", [*JSON_FILES, *OTHER_FILES])
-def test_whatever_a_file_is_every_command_answers(
-    run_dir: Path, tmp_path: Path, llmlaunch: CommandLine, noted: Callable[[], list[str]], name: str
+TOGETHER = sorted({*JSON_FILES, *OTHER_FILES} - {"run.json", "submission.json", "status.json"})
+
+
+@pytest.mark.parametrize(
+    "names", [["run.json"], ["submission.json"], ["status.json"], TOGETHER], ids=lambda names: names[0]
+)
+def test_every_command_answers_whatever_lies_where_a_file_should_be(
+    run_dir: Path, tmp_path: Path, llmlaunch: CommandLine, noted: Callable[[], list[str]], names: list[str]
 ) -> None:
     outside = names_below(tmp_path.parent)
     for number, put in enumerate(HOSTILE.values()):
-        path = run_dir / name
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
-        put(path)
-        for command in COMMANDS if SOAK else COMMANDS[number % 2 :: 2]:
+        for path in (run_dir / name for name in names):
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink(missing_ok=True)
+            put(path)
+        for command in COMMANDS if SOAK else COMMANDS[number % 3 :: 3]:
             out, err = llmlaunch(*command, *[run_dir] * RUNS.get(command, 1), code=(0, 2, 4))
             assert [c for c in out + err if not c.isprintable() and c not in "\n\t"] == []
     assert [call for call in noted() if not SAFE_CALL.fullmatch(call)] == []

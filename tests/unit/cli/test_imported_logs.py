@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.calibration.cases import Prediction
 from llmlaunch.calibration.pool import gather
 from llmlaunch.calibration.records import problem
 from support.command_line import CommandLine
-from support.measured_runs import predictions
 from support.training_logs import LLAMA, LOGS, OOM, megatron_log, megatron_memory
 
 MIB = 2**20
@@ -34,12 +32,6 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return log
-
-
-def reserved_bytes(prediction: Prediction | str) -> float:
-    """Return what is predicted of the first stage."""
-    assert isinstance(prediction, Prediction), prediction
-    return float(prediction.reserved[0])
 
 
 def records(llmlaunch: CommandLine) -> list[dict[str, Any]]:
@@ -68,17 +60,6 @@ def test_a_megatron_log_becomes_records_of_its_job(llmlaunch: CommandLine, write
         ("allocated", 1): 40005 * MIB,
         ("reserved", 1): 45005 * MIB,
     }
-
-
-def test_a_real_log_of_a_cpu_has_step_times_alone(llmlaunch: CommandLine) -> None:
-    log = LOGS / "megatron-core-0.19.log"
-    assert "1 added" in llmlaunch("measurements", "import", log, "--cluster", "h100-80gb-x8").stdout
-    [record] = records(llmlaunch)
-    assert (record["peak_kind"], record["peak_bytes"], record["world_size"]) == ("fits", None, 4)
-    split = record["layout"]
-    assert (split["tensor"], split["pipeline"], split["data"], split["recompute"]) == (2, 2, 1, "full")
-    assert record["recipe"]["training"]["precision"] == "fp32"
-    assert "local" in record["recipe"]["backend"]["extra_args"]
 
 
 def test_importing_twice_changes_nothing_and_a_log_that_grew_replaces(llmlaunch: CommandLine, write: Write) -> None:
@@ -153,18 +134,6 @@ def test_metrics_of_the_trainer_and_of_wandb_join_it(llmlaunch: CommandLine, wri
     assert record["recipe"]["backend"]["script_kind"] == "hugging-face"
 
 
-def test_what_megatron_gave_wandb_as_configuration_tells_the_job(llmlaunch: CommandLine, write: Write) -> None:
-    write("".join(f"{name}:\n  value: {json.dumps(value)}\n" for name, value in LLAMA.items()), "config.yaml")
-    rows = [
-        {"_step": n, "_runtime": 9.0 * n, "iteration-time": 2.0, "mem-max-allocated-bytes": 5e10} for n in range(1, 4)
-    ]
-    history = write("".join(json.dumps(row) + "\n" for row in rows), "wandb-history.jsonl")
-    llmlaunch("measurements", "import", history, *H100)
-    [record] = records(llmlaunch)
-    assert (record["layout"]["tensor"], record["pipeline_rank"], record["rank_scope"]) == (2, None, "unknown")
-    assert (record["peak_kind"], record["peak_bytes"], record["step_seconds"]) == ("allocated", 50_000_000_000, 2.0)
-
-
 def test_a_log_that_ends_for_lack_of_memory_is_an_oom(llmlaunch: CommandLine, write: Write) -> None:
     text = megatron_log(memory=MEMORY) + f"[rank4]: {OOM}\n"
     llmlaunch("measurements", "import", write(text), *H100)
@@ -199,36 +168,3 @@ def test_records_and_logs_come_in_together(llmlaunch: CommandLine, write: Write)
     again = llmlaunch.json("measurements", "import", exported, exported.with_name("slurm-1.out"), *H100)
     assert (again["added"], again["unchanged"]) == (0, 8)
     assert "leave out" in llmlaunch("measurements", "import", exported, "--recipe", DEEPSPEED, code=2).stderr
-
-
-def test_imported_peaks_are_learned_from_as_collected_ones_are(llmlaunch: CommandLine, write: Write) -> None:
-    """Twelve jobs of a site whose reserved peaks are 5 % above what is predicted."""
-    jobs = [
-        {**LLAMA, "tensor_model_parallel_size": t, "micro_batch_size": m, "seq_length": s, "max_position_embeddings": s}
-        for t in (2, 4)
-        for m in (1, 2)
-        for s in (2048, 4096, 8192)
-    ]
-
-    def import_all(reserved_mib: list[float]) -> list[dict[str, Any]]:
-        paths = [
-            write(megatron_log(job, [megatron_memory(0, mib / 2, mib)], 1000.0 + n), f"{n}.log")
-            for n, (job, mib) in enumerate(zip(jobs, reserved_mib, strict=True))
-        ]
-        llmlaunch("measurements", "import", *paths, *H100)
-        return [record for record in records(llmlaunch) if record["peak_kind"] == "reserved"]
-
-    predicted = [reserved_bytes(prediction) for prediction in predictions(import_all([1000.0] * len(jobs)))]
-    learned = import_all([1.05 * size / MIB for size in predicted])
-    assert len(learned) == len(jobs)
-    collected = [
-        {**record, "run_id": f"run{n}", "attempt": "1.0", "run_state": "succeeded"} for n, record in enumerate(learned)
-    ]
-    (theirs, _), (ours, left_out) = gather(learned), gather(collected)
-    assert left_out == {}
-    assert [sorted(map(len, one.peaks.values())) for one in theirs] == [
-        sorted(map(len, one.peaks.values())) for one in ours
-    ]
-    [answer] = llmlaunch.json("calibrate")["answers"]
-    assert (answer["did"], answer["calibration"]["data"]["runs"]) == ("taken", len(jobs))
-    assert answer["calibration"]["correction"]["torch_share"] == pytest.approx(0.05, abs=0.01)

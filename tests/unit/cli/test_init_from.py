@@ -65,13 +65,6 @@ def test_what_the_script_leaves_open_is_named_with_what_to_type(llmlaunch: Comma
     assert read_document(Path("mine.yaml")).value["training"]["steps"] == 7
 
 
-def test_a_recipe_is_never_overwritten(llmlaunch: CommandLine, folder: Path) -> None:
-    (folder / "pretrain.yaml").write_text("mine")
-    answer = llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1", code=2)
-    assert "pretrain.yaml exists and is left as it is" in answer.stderr
-    assert (folder / "pretrain.yaml").read_text() == "mine"
-
-
 def test_a_missing_cluster_is_named_with_those_there_are(llmlaunch: CommandLine, folder: Path) -> None:
     (folder / "job.sbatch").write_text(SCRIPT.replace("h100:8", "8"))
     answer = llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1", code=2)
@@ -87,20 +80,6 @@ def test_nodes_with_other_devices_than_the_profile_keep_theirs(llmlaunch: Comman
     llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1")
     expected = {"base": "h100-80gb-x8", "devices_per_node": 4}
     assert read_document(Path("pretrain.yaml")).value["cluster"] == expected
-
-
-def test_one_of_several_trainings_is_chosen(llmlaunch: CommandLine, folder: Path) -> None:
-    train = SCRIPT[SCRIPT.index("srun") :]
-    (folder / "job.sbatch").write_text(SCRIPT + train.replace("pretrain_gpt.py", "pretrain_gpt.py --seed 7"))
-    answer = llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1", "--command", "1")
-    assert "starts 2 trainings" not in answer.stderr
-    answer = llmlaunch("init", "--from", "job.sbatch", "--set", "STEPS=1", "-o", "last.yaml")
-    assert (
-        "starts 2 trainings; the last is read:\n  --command 1: job.sbatch:14: torchrun pretrain_gpt.py" in answer.stderr
-    )
-    first, last = (read_document(Path(name)).value for name in ("pretrain.yaml", "last.yaml"))
-    assert first != last
-    assert "there are 2 trainings" in llmlaunch("init", "--from", "job.sbatch", "--command", "3", code=2).stderr
 
 
 def test_arguments_of_the_script_follow_it(llmlaunch: CommandLine, folder: Path) -> None:

@@ -35,6 +35,8 @@ training:
 data: {mock: true}
 """
 
+FEW = "layout={context: 1, micro_batch_size: 1, layers_by_stage: even, recompute: none, techniques: asked}"
+
 Write = Callable[..., Path]
 
 
@@ -56,69 +58,36 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 OVERRIDES = {
     # keys of other tools
     "layout.tp=2": "layout.tp: is not a known key; did you mean layout.tensor?",
-    "layout.pp=2": "did you mean layout.pipeline?",
-    "tensor_parallel_size=2": "did you mean layout.tensor?",
     "tensor_model_parallel_size=2": "did you mean layout.tensor?",
-    "training.tensor_model_parallel_size=2": "did you mean layout.tensor?",
-    "layout.cp=2": "did you mean layout.context?",
-    "layout.ep=2": "did you mean layout.expert?",
-    "layout.zero=1": "did you mean layout.zero_stage?",
-    "training.gbs=8": "did you mean training.global_batch_size?",
-    "seq_len=4096": "did you mean training.sequence_length?",
-    "training.micro_batch=1": "did you mean layout.micro_batch_size?",
     "training.micro_batch_size=1": "did you mean layout.micro_batch_size?",
-    "training.lr=1": "did you mean training.learning_rate?",
-    "gpus_per_node=8": "did you mean cluster.devices_per_node?",
-    "model.n_layers=8": "did you mean model.num_layers?",
-    "env.X=1": "did you mean environment?",
     "precision=bf16": "precision: is not a known key; did you mean training.precision?",
     "training.gradient_accumulation_steps=4": "it follows from training.global_batch_size",
-    "layout.tensr=2": "layout.tensr: is not a known key; did you mean tensor?",
     "tensr_parallel=2": "tensr_parallel: is not a known key;",
     "foo=1": "foo: is not a known key; known: schema, name, model, backend",
     # values of other tools
     "backend=megatron": "deepspeed, megatron-bridge or a mapping, not 'megatron'; did you mean megatron-lm?",
-    "backend=Megatron-LM": "did you mean megatron-lm?",
     "backend=pytorch": "a training script of your own runs under deepspeed",
     "precision=fp8": "keep precision: bf16 and write training.fp8",
-    "training.precision=fp8": "not 'fp8'; 8-bit products stand beside the 16-bit format: keep precision: bf16 and",
-    "training.precision=bfloat16": "did you mean bf16?",
     "layout=automatic": "did you mean auto?",
-    "nodes=min": "did you mean auto?",
     "container=/x.sqsh": "container: must be a mapping, not '/x.sqsh'; did you mean container.image=/x.sqsh?",
     "data=/data/tokens": "did you mean data.path=/data/tokens?",
-    "data=mock": "did you mean data: {mock: true}?",
     "training.optimizer=adam": "AdamW is the optimizer of every training here",
     # numbers
     "training.sequence_length=8k": "not '8k'; did you mean 8192?",
-    "training.steps=10k": "not '10k'; did you mean 10000?",
     "training.sequence_length=4,096": "not '4,096'; did you mean 4096?",
-    "training.global_batch_size=1e3": "YAML reads 1e3 as text: write 1000",
     "memory.limit=80": "must be a finite number, above 0 and at most 1, not 80; did you mean 0.8?",
     "memory.limit=64GiB": "it is the share of the device's memory that may be filled: 0.8 for 64 of 80 GiB",
     "memory.limit=80%": "not '80%'; did you mean 0.8?",
-    "nodes=100000000000000000000": "at least 1 and at most 100000, not 100000000000000000000",
-    "layout.tensor=100000000000000000000": "a whole number, at least 1 and at most 1000000000",
-    "slurm.mem=100000000000000000000": "must be text, a whole number, or true",
     "nodes=2 nodes": "did you mean 2?",
     "watchdog.floor_seconds=10m": "did you mean 600?",
     # the shape of an override
     "nodes=": "override nodes=: has no value; write one behind the =, leave the override out, or take the key",
     "nodes:4": "override nodes:4: is not key=value; did you mean nodes=4?",
-    "nodes": "override nodes: is not key=value; write nodes=VALUE, without spaces around the =",
     'model="llama3-8b': "a quote or bracket that is opened must be closed",
     # what belongs to other models and versions
-    "layout.expert=2": "layout.expert: shares out experts, and llama3-8b is a dense model without any; remove it",
-    "layout.expert_tensor=2": "layout.expert_tensor: shares out experts, and llama3-8b is a dense model",
     "schema=2": "schema: 2 is of a newer llmlaunch; this one, 0.1.0, reads schema: 1. Upgrade it: pip install",
     # YAML's own words
     "environment.X=on": "YAML reads an unquoted on as true: quote it: 'environment.X=\"on\"'",
-    "slurm.time=24:00:00": 'YAML reads 24:00:00 as a number in base 60; quote it: "24:00:00"',
-    # the nearest known name
-    "model=llama3-8": "unknown model 'llama3-8'; did you mean llama3-8b?",
-    "cluster=h100": "unknown cluster 'h100'; did you mean h100-80gb-x8?",
-    "cluster.accelerator=h100": "unknown accelerator 'h100'; did you mean h100-",
-    "slurm.partitionn=gpu": "is no option of sbatch; did you mean partition?",
 }  # fmt: skip
 
 
@@ -135,44 +104,26 @@ def test_a_wrong_override_is_answered_with_what_was_meant(
 
 # a text of the recipe, what stands in its place, and the beginning and the end of the message
 FILES = [
-    ("schema: 1", "schema: 2", "recipe.yaml:1: schema: 2 is of a newer llmlaunch", ""),
     ("nodes: 2", "nodes:2", "recipe.yaml:6: is not valid YAML", "write a space after the colon: `nodes: 2`"),
-    ("  steps: 10", "  steps:10", "recipe.yaml:10: ", "write a space after the colon: `steps: 10`"),
     ("nodes: 2", "nodes = 2", "recipe.yaml:6: ", "write a colon and a space: `nodes: 2`"),
-    ("  steps: 10", "\tsteps: 10", "recipe.yaml:10: ", "indent with spaces, not tabs"),
-    ("  steps: 10", "  steps: 10\n  steps: 11", "recipe.yaml:11: the key 'steps' stands twice", "remove one"),
-    (
-        "nodes: 2",
-        "<<<<<<< HEAD\nnodes: 2\n=======\nnodes: 4\n>>>>>>> theirs",
-        "recipe.yaml:6: '<<<<<<< HEAD' marks a merge conflict",
-        "remove the lines of <<<<<<<, ======= and >>>>>>>",
-    ),
-    ("", ">>>>>>> theirs\n", "recipe.yaml:12: '>>>>>>> theirs' marks a merge conflict", ""),
+    ("nodes: 2", "<<<<<<< HEAD\nnodes: 2\n=======\nnodes: 4\n>>>>>>> theirs",
+     "recipe.yaml:6: '<<<<<<< HEAD' marks a merge conflict", "remove the lines of <<<<<<<, ======= and >>>>>>>"),
     ("", "layout: {tensor:2}\n", "recipe.yaml:12: layout.tensor:2: is not", "space after the colon: tensor: 2"),
-    ("", "layout:\n  tensor:2\n", "recipe.yaml:12: layout: must be auto", "space after the colon: tensor: 2"),
     ("", "layout:\n  tensor:2\n  pipeline: 1\n", "recipe.yaml:13: ", "a space after the colon: `tensor: 2`"),
-    ("", "layout: {tp: 2}\n", "recipe.yaml:12: layout.tp: is not a known key", "did you mean layout.tensor?"),
     ("", "training.seed: 5\n", "recipe.yaml:12: training.seed: is not", "in the file write seed: below training:"),
-    ("", "container: /x.sqsh\n", "recipe.yaml:12: container: must be", "did you mean container.image: /x.sqsh?"),
     ("", "environment:\n  X: on\n", "recipe.yaml:13: environment.X: must", 'unquoted on as true: quote it: "on"'),
     ("", "environment:\n  X: a: b\n", "recipe.yaml:13: ", "quote a value that has a colon and a space in it"),
-    ("model: llama3-8b", "model: 'llama3-8b", "recipe.yaml:3: ", "what begins with ' in this line never ends"),
-    ("{mock: true}", "{mock: true", "recipe.yaml:11: ", "what begins with { in this line never ends"),
     ("nodes: 2", "nodes: “2”", "recipe.yaml:6: nodes: must be a whole number", "did you mean 2?"),
-    ("training:\n", "training:\n  - ", "recipe.yaml:", "is not valid YAML"),
     ("data: {mock: true}", "data: [mock]", "recipe.yaml:11: data: must be", "the brackets and the dashes of a list"),
     ("", "setup: module load cuda\n", "recipe.yaml:12: setup: must be a list", "[module load cuda]"),
     ("", "setup: |\n  module load x\n  y\n", "recipe.yaml:12: setup: must be", "each line with a dash and a space"),
-    ("", "layout: tensor=2\n", "recipe.yaml:12: layout: must be auto", "space after the colon: tensor: 2"),
     ("", "layout: {recompute: on}\n", "recipe.yaml:12: layout.recompute: must be", "did you mean full?"),
     ("", "restart: 5\n", "recipe.yaml:12: restart: must be none or a mapping", "did you mean restart.times: 5?"),
-    ("", "watchdog: 600\n", "recipe.yaml:12: watchdog: must be", "did you mean watchdog.floor_seconds: 600?"),
     ("", "tracking: wandb\n", "recipe.yaml:12: tracking: must be", "write tracking: {wandb: {project: NAME}}"),
     ("nodes: 2", "nodes: 2.0", "recipe.yaml:6: nodes: must be a whole number", "not 2.0; did you mean 2?"),
     ("model: llama3-8b", "model: https://huggingface.co/Qwen/Qwen3-8B", "recipe.yaml:3: ", "model: Qwen/Qwen3-8B"),
     ("model: llama3-8b", "model: {name: llama3-8b}", "recipe.yaml:3: model.name: is not written", "model: {base: NAME"),
     ("{mock: true}", '{mock: "true"}', "recipe.yaml:11: data.mock: must be true or false", "remove the quotes"),
-    ("steps: 10", "precision: fp8", "recipe.yaml:10: training.precision: must be one of", "training.fp8"),
 ]  # fmt: skip
 
 
@@ -188,32 +139,24 @@ def test_a_mistake_in_the_file_is_answered_at_its_line(
 # a command line, and what the message says of it
 COMMAND_LINES = {
     "chek recipe.yaml": "no command 'chek'; did you mean: llmlaunch check recipe.yaml",
-    "submitt recipe.yaml --dry-run": "did you mean: llmlaunch submit recipe.yaml --dry-run",
     "recipe.yaml": "a command stands before the recipe; did you mean: llmlaunch check recipe.yaml",
     "squeue": "did you mean: llmlaunch status",
-    "version": "did you mean: llmlaunch --version",
     "xyz": "no command 'xyz'; known: init, check, plan",
     "calibrate lst": "did you mean: llmlaunch calibrate list",
     "check recipe.yaml --nodes 4": "a key of the recipe is written without dashes: nodes=4",
-    "check recipe.yaml --nodes=4": "a key of the recipe is written without dashes: nodes=4",
     "check recipe.yaml --tp 2": "a key of the recipe is written without dashes: layout.tensor=2",
-    "submit recipe.yaml --global-batch-size 8": "without dashes: training.global_batch_size=8",
-    "submit recipe.yaml --partition gpu": "without dashes: slurm.partition=gpu",
     "submit recipe.yaml --dryrun": "submit: there is no option --dryrun; did you mean --dry-run?",
     "runs --nonsense": "runs: there is no option --nonsense; known: --state",
     "plan": "plan: name a RECIPE: llmlaunch plan recipe.yaml; `llmlaunch init` writes a recipe",
     "logs": "logs: name a RUN: llmlaunch logs last; `llmlaunch runs` lists the runs",
     "render recipe.yaml": "render: needs --output",
     "init qwen3": "did you mean qwen3-8b or qwen3-32b or qwen3-30b-a3b?",
-    "init llama3_8b": "did you mean llama3-8b",
     "init nonsense": "there are: deepseek-v2-lite, deepseek-v3",
     "check recipe.yaml layout.tensor = 2": "write layout.tensor=VALUE, without spaces around the =",
     "check recipe.yaml other.yaml": "a command takes one recipe, and overrides behind it",
     "plan - --lock": "standard input",
     "check recpie.yaml": "recpie.yaml: cannot be read: No such file or directory; did you mean recipe.yaml?",
     "check llama3-70b": "llama3-70b: is no file; `llmlaunch init llama3-70b` writes a recipe to start from",
-    "check meta-llama/Meta-Llama-3-8B": "is no file; `llmlaunch init llama3-8b` writes a recipe to start from",
-    "check qwen3": "is no file; `llmlaunch init qwen3-8b` writes a recipe to start from",
     "check .": ".: is a directory; name the file in it, such as recipe.yaml",
     "status nonsense": "no such run directory",
 }
@@ -239,18 +182,10 @@ def test_a_mistyped_run_is_answered_with_the_nearest(llmlaunch: CommandLine) -> 
 
 
 def test_an_argument_that_was_not_rendered_is_answered_with_the_nearest(llmlaunch: CommandLine, write: Write) -> None:
-    llmlaunch("render", write(), "-o", "run")
+    llmlaunch("render", write(), FEW, "-o", "run")
     message = llmlaunch("explain-args", Path("run"), "--", "--tensor-parallel-size", code=2).stderr
     assert "nothing of that name is rendered" in message
     assert "did you mean tensor-model-parallel-size" in message
-
-
-def test_calibrate_without_a_run_says_what_to_run(llmlaunch: CommandLine) -> None:
-    out, err = llmlaunch("calibrate")
-    assert "no measured run to learn from yet" in err
-    assert out.splitlines()[0].startswith("Next: llmlaunch submit RECIPE")
-    assert "llmlaunch collect" in out
-    llmlaunch.json("calibrate")  # nothing but JSON
 
 
 def test_a_search_that_finds_nothing_safe_says_so_in_words(llmlaunch: CommandLine, write: Write) -> None:
@@ -278,10 +213,10 @@ def test_no_layout_is_said_to_be_less_than_nothing_slower(step_seconds: float, d
 def test_a_recipe_may_come_from_standard_input(
     llmlaunch: CommandLine, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_file = llmlaunch.json("check", write())
+    of_file = llmlaunch.json("check", write(), FEW)
     monkeypatch.setattr("sys.stdin", io.StringIO(RECIPE))
-    assert llmlaunch.json("check", "-")["layout"] == of_file["layout"]
-    llmlaunch("render", "-", "-o", "run")  # the same text again
+    assert llmlaunch.json("check", "-", FEW)["layout"] == of_file["layout"]
+    llmlaunch("render", "-", FEW, "-o", "run")  # the same text again
     assert Path("run/recipe.yaml").read_text(encoding="utf-8") == RECIPE
     for text, says in (("", "standard input: is empty"), ("nodes: [1", "standard input:1: is not valid YAML")):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))

@@ -21,11 +21,8 @@ TRAINER = (
     "--learning_rate 1e-5"
 )
 TORCHRUN = f"torchrun --nnodes 1 --nproc_per_node 8 {TRAINER}"
-MEGATRON_DEEPSPEED = (
-    "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json --num-layers 32 "
-    "--hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 --train-iters 10"
-)
 LLAMA = str(asset("recipes", "llama3-8b.yaml"))
+FEW = "layout={context: 1, micro_batch_size: 1, layers_by_stage: even, recompute: none, techniques: asked}"
 
 
 @pytest.fixture(autouse=True)
@@ -56,23 +53,12 @@ def no_verdict(llmlaunch: CommandLine, *words: str) -> dict[str, Any]:
     return answer
 
 
-OTHER = {
+OTHER = {  # more of them are in test_script_cases.py and in command_lines/test_trainers_by_name.py
     "torchtitan": "srun --nodes 2 torchrun --nproc_per_node 8 ./train.py --job.config_file ./llama.toml",
-    "verl": "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.n_gpus_per_node=8",
-    "OpenRLHF": "ray job submit --address=http://host:8265 -- python3 -m openrlhf.cli.train_ppo_ray --max_len 2048",
     "TRL's GRPO": f"accelerate launch --num_processes 8 --num_machines 1 {TRAINER} --num_generations 8",
-    "NeMo 1": "torchrun --nproc_per_node 8 megatron_gpt_pretraining.py trainer.num_nodes=1 model.micro_batch_size=1",
-    "Megatron-DeepSpeed": MEGATRON_DEEPSPEED,
-    "BERT": "torchrun --nproc_per_node 8 pretrain_bert.py --num-layers 24 --hidden-size 1024 --seq-length 512",
-    "T5": "torchrun --nproc_per_node 8 pretrain_t5.py --encoder-num-layers 24 --hidden-size 1024",
-    "vision-language": "torchrun --nproc_per_node 8 pretrain_vlm.py --num-layers 24 --hidden-size 1024",
-    "pretrain_mamba.py": "torchrun --nproc_per_node 8 pretrain_mamba.py --num-layers 48 --hybrid-attention-ratio 0.08",
-    "torchtune": "tune run --nproc_per_node 8 full_finetune_distributed --config llama3/8B_full",
     "FSDP of accelerate": f"accelerate launch --use_fsdp --num_processes 8 --num_machines 1 {TRAINER}",
     "PyTorch's FSDP": f"{TORCHRUN} --fsdp shard_grad_op",
-    "FSDP is": f"{TORCHRUN} --fsdp 'full_shard offload'",
     "LLaMA-Factory's stage dpo": f"{TORCHRUN.replace('sft.py', 'src/train.py')} --stage dpo --template llama3",
-    "preference tuning": f"trl dpo {TRAINER.removeprefix('sft.py ')}",
     "FSDP2": "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --use-torch-fsdp2",
     "--yaml-cfg (a file": "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --yaml-cfg gpt.yaml",
 }
@@ -129,21 +115,11 @@ def test_no_recipe_is_made_without_the_stage(llmlaunch: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        pytest.param(
-            f"accelerate launch --config_file no.yaml --num_processes 8 --num_machines 1 {TRAINER}",
-            "no.yaml",
-            id="file",
-        ),
-        pytest.param(
-            f'accelerate launch --config_file "${{CONF}}" --num_processes 8 --num_machines 1 {TRAINER}',
-            "${CONF}",
-            id="variable",
-        ),
-        pytest.param(
+        (f"accelerate launch --config_file no.yaml --num_processes 8 --num_machines 1 {TRAINER}", "no.yaml"),
+        (
             "deepspeed --num_nodes 1 --num_gpus 8 own.py --model_name meta-llama/Llama-3.1-8B --seq_len 4096 "
             "--steps 10 --train_micro_batch_size_per_gpu 1 --lr 1e-5 --bf16",
             "own.py decides by itself how model states are shared out",
-            id="own script",
         ),
     ],
 )
@@ -164,10 +140,9 @@ def test_accelerates_options_say_the_stage_where_its_file_is_not_here(llmlaunch:
     assert llmlaunch.json("check", script(text), *CLUSTER)["layout"]["zero_stage"] == 3
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
-def test_the_configurations_that_trl_brings_are_read(llmlaunch: CommandLine, name: str) -> None:
-    text = f"trl sft --accelerate_config {name} {TRAINER.removeprefix('sft.py ')}"
-    assert llmlaunch.json("check", script(text), *CLUSTER)["layout"]["zero_stage"] == int(name[-1])
+def test_a_configuration_that_trl_brings_is_read(llmlaunch: CommandLine) -> None:
+    text = f"trl sft --accelerate_config zero3 {TRAINER.removeprefix('sft.py ')}"
+    assert llmlaunch.json("check", script(text), *CLUSTER)["layout"]["zero_stage"] == 3
 
 
 def test_a_file_of_accelerate_is_read_for_trl(llmlaunch: CommandLine) -> None:
@@ -180,17 +155,8 @@ def test_a_file_of_accelerate_is_read_for_trl(llmlaunch: CommandLine) -> None:
     assert "FSDP of accelerate is not read" in no_verdict(llmlaunch, script(text), *CLUSTER)["reason"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--optim adamw_8bit",
-        "--optim=paged_adamw_8bit",
-        "--optim galore_adamw",
-        "--use_galore True",
-        "--optim adafactor",
-    ],
-)
-def test_an_optimizer_that_is_not_priced_leaves_no_verdict(llmlaunch: CommandLine, words: str) -> None:
+def test_an_optimizer_that_is_not_priced_leaves_no_verdict(llmlaunch: CommandLine) -> None:
+    words = "--optim=paged_adamw_8bit"
     answer = no_verdict(llmlaunch, script(f"{TORCHRUN} {words}"), *CLUSTER)
     assert "the optimizer's memory is unknown" in answer["reason"]
     screen = llmlaunch("check", script(f"{TORCHRUN} {words}"), *CLUSTER, code=5).stdout
@@ -218,7 +184,7 @@ def test_the_optimizer_of_a_file_of_arguments_counts(
     assert "adamw_bnb_8bit" in no_verdict(llmlaunch, name, *CLUSTER, *keys)["reason"]
 
 
-@pytest.mark.parametrize("words", ["--optim adamw_torch", "--optim adamw_torch_fused", "--use_galore False"])
+@pytest.mark.parametrize("words", ["--optim adamw_torch_fused", "--use_galore False"])
 def test_the_optimizer_that_is_priced_is_judged(llmlaunch: CommandLine, words: str) -> None:
     assert llmlaunch.json("check", script(f"{TORCHRUN} {words}"), *CLUSTER, code=3)["verdict"] == "unsafe"
 
@@ -231,7 +197,7 @@ def test_weights_in_bf16_make_no_replica_unsafe_and_nothing_else_uncertain(llmla
     assert (plan["verdict"], plan["arguments"]["unknown"]) == ("safe", [])
 
 
-@pytest.mark.parametrize(("kind", "code"), [("Lamb", 5), ("OneBitAdam", 5), ("AdamW", 0), ("adam", 0)])
+@pytest.mark.parametrize(("kind", "code"), [("Lamb", 5), ("adam", 0)])
 def test_the_optimizer_of_a_ds_config_counts(llmlaunch: CommandLine, kind: str, code: int) -> None:
     settings = {
         "bf16": {"enabled": True},
@@ -252,38 +218,38 @@ BACKEND = f"backend={json.dumps({'name': 'megatron-lm', 'extra_args': DECIDING})
 
 @pytest.mark.parametrize("command", [("render", "-o", "run"), ("submit", "--dry-run")], ids=lambda words: words[0])
 def test_nothing_is_rendered_or_submitted_without_a_verdict(llmlaunch: CommandLine, command: tuple[str, ...]) -> None:
-    error = llmlaunch(command[0], LLAMA, BACKEND, "memory.accept=tight", *command[1:], code=5).stderr
+    error = llmlaunch(command[0], LLAMA, FEW, BACKEND, "memory.accept=tight", *command[1:], code=5).stderr
     assert "no verdict: what decides the memory was not read: --moe-flex-dispatcher-backend ncclep" in error
     assert "neutral_args: [--moe-flex-dispatcher-backend]" in error
     assert not Path("run").exists()
 
 
 def test_every_reader_of_a_plan_knows_that_there_is_no_verdict(llmlaunch: CommandLine) -> None:
-    answer = no_verdict(llmlaunch, LLAMA, BACKEND)
+    answer = no_verdict(llmlaunch, LLAMA, FEW, BACKEND)
     assert answer["memory"]["worst_pipeline_rank"] >= 0  # without what is not known
-    shown = llmlaunch("plan", LLAMA, BACKEND, "--html", "plan.html", code=5).stdout
+    shown = llmlaunch("plan", LLAMA, FEW, BACKEND, "--html", "plan.html", code=5).stdout
     assert shown.startswith("llama3-8b: unknown: what decides the memory was not read: ")
-    behind = llmlaunch("plan", LLAMA, BACKEND, "-v", code=5).stdout
+    behind = llmlaunch("plan", LLAMA, FEW, BACKEND, "-v", code=5).stdout
     assert behind.startswith("llama3-8b: unknown: what decides the memory was not read: ")
     page = Path("plan.html").read_text("utf-8")
     assert 'class="badge unknown"' in page
     assert 'id="mark-unknown"' in page
-    compared = llmlaunch.json("compare", LLAMA, BACKEND, "--clusters", "h100-80gb-x8", code=5)
+    compared = llmlaunch.json("compare", LLAMA, FEW, BACKEND, "--clusters", "h100-80gb-x8", code=5)
     (cell,) = compared["cells"]
     assert (cell["verdict"], cell["refused"]) == ("unknown", f"unknown: {answer['reason']}")
     jsonschema.validate(compared, json.loads(asset("docs", "schemas", "compare.schema.json").read_text("utf-8")))
 
 
 def test_the_python_interface_has_the_reason(tmp_path: Path) -> None:
-    run = package.plan(LLAMA, [BACKEND])
+    run = package.plan(LLAMA, [FEW, BACKEND])
     assert run.verdict == "unknown"
     assert "ncclep" in run.reason
     with pytest.raises(package.NoVerdict):
         package.render(run, tmp_path / "run")
     assert NoVerdict is package.NoVerdict
-    assert package.plan(LLAMA).reason == ""
+    assert package.plan(LLAMA, [FEW]).reason == ""
 
 
 def test_the_persons_word_decides_it(llmlaunch: CommandLine) -> None:
     backend = {"name": "megatron-lm", "extra_args": DECIDING, "neutral_args": [DECIDING[0]]}
-    assert llmlaunch.json("check", LLAMA, f"backend={json.dumps(backend)}")["verdict"] == "safe"
+    assert llmlaunch.json("check", LLAMA, FEW, f"backend={json.dumps(backend)}")["verdict"] == "safe"

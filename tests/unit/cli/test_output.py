@@ -11,12 +11,7 @@ import pytest
 from llmlaunch.assets import asset
 
 QUICKSTART = str(asset("recipes", "quickstart.yaml"))
-PRINTS = (
-    ("--help",), ("--version",), ("check", QUICKSTART), ("check", QUICKSTART, "--json"), ("plan", QUICKSTART),
-    ("submit", QUICKSTART, "--dry-run"), ("submit", QUICKSTART, "--dry-run", "--json"), ("runs", "--json"),
-    ("status", "--json"), ("measurements", "list", "--json"), ("nodes", "--json"),
-)  # fmt: skip
-HELP = ("check", "--help")
+PRINTS = (("check", "--help"), ("check", QUICKSTART, "--json"), ("runs", "--json"))
 MISTAKES = (("status", "no-such-run"), ("runs", "--state", "odd"))  # found by us, and by the parser of words
 BAD = ("Traceback", "Exception ignored", "BrokenPipe", "OSError")
 
@@ -30,7 +25,7 @@ def ended(tmp_path: Path, redirection: str, *arguments: str) -> tuple[int, str, 
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [*PRINTS, HELP], ids=" ".join)
+@pytest.mark.parametrize("arguments", PRINTS, ids=" ".join)
 def test_a_result_that_nobody_reads_ends_the_command_as_sigpipe_would(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
@@ -38,7 +33,7 @@ def test_a_result_that_nobody_reads_ends_the_command_as_sigpipe_would(
     assert (code, stderr) == (141, ""), stderr
 
 
-@pytest.mark.parametrize("arguments", [*PRINTS, HELP], ids=" ".join)
+@pytest.mark.parametrize("arguments", PRINTS, ids=" ".join)
 def test_a_full_disk_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     code, _, stderr = ended(tmp_path, "> /dev/full", *arguments)
     assert code == 1, stderr
@@ -46,9 +41,9 @@ def test_a_full_disk_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> 
     assert stderr.count("No space left") == 1
 
 
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "2> /dev/full"])
+@pytest.mark.parametrize("redirection", ["<&- >&- 2>&-", "2> /dev/full"])
 def test_a_closed_stream_or_a_full_stderr_changes_no_exit_code(tmp_path: Path, redirection: str) -> None:
-    for arguments in (("--version",), ("check", QUICKSTART), ("status", "--json")):
+    for arguments in (("check", QUICKSTART), ("status", "--json")):
         assert ended(tmp_path, redirection, *arguments)[0] == 0
     for arguments in MISTAKES:
         assert ended(tmp_path, redirection, *arguments)[0] == 2
@@ -73,4 +68,3 @@ def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
     code, _, stderr = ended(tmp_path, "", "check", b"odd-\xff.yaml".decode("utf-8", "surrogateescape"))
     assert code == 2
     assert "odd-" in stderr
-    assert ended(tmp_path, "", "check", QUICKSTART)[0] == 0

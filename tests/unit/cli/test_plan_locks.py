@@ -18,6 +18,10 @@ from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.memory.job import Correction
 from support.command_line import CommandLine
 
+FEW = (  # some hundred layouts
+    "layout: {context: 1, micro_batch_size: 1, layers_by_stage: even, recompute: none, offload_modules: [], "
+    "offload_layers: 0, offload_optimizer: 0}"
+)
 # what a version that chooses otherwise would have written: half as fast as what this one chooses
 SLOWER = {
     "\n  tensor: 1": "\n  tensor: 4",
@@ -35,16 +39,19 @@ def megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """llama3-8b on four nodes, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "train.yaml"
-    path.write_text(asset("recipes", "llama3-8b.yaml").read_text())
+    return recipe_in(tmp_path)
+
+
+def recipe_in(folder: Path) -> Path:
+    path = folder / "train.yaml"
+    path.write_text(asset("recipes", "llama3-8b.yaml").read_text().replace("layout: auto", FEW))
+    assert FEW in path.read_text()
     return path
 
 
 @pytest.fixture(scope="module")
 def locked_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("locked") / "train.yaml"
-    path.write_text(asset("recipes", "llama3-8b.yaml").read_text())
-    return planned_run.plan(path).write_lock().read_text()
+    return planned_run.plan(recipe_in(tmp_path_factory.mktemp("locked"))).write_lock().read_text()
 
 
 @pytest.fixture
@@ -91,7 +98,7 @@ def test_it_survives_a_version_that_would_choose_otherwise(
     llmlaunch: CommandLine, recipe: Path, other_version: Path
 ) -> None:
     kept, anew = llmlaunch.json("check", recipe), llmlaunch.json("check", recipe, "--replan")
-    assert (kept["layout"]["tensor"], anew["layout"]["tensor"]) == (4, 1)
+    assert (kept["layout"]["tensor"], anew["layout"]["tensor"], anew["locked_by"]) == (4, 1, None)
     llmlaunch("render", recipe, "-o", "run")
     assert choice(json.loads(Path("run/plan.json").read_text())) == choice(kept)
     explained = llmlaunch("explain-args", "run", "tensor-model-parallel-size").stdout
@@ -154,7 +161,6 @@ def test_of_another_job_it_is_no_plan(
     error = llmlaunch("check", recipe, change, code=2).stderr
     assert f"train.lock.yaml: keeps a plan of another job: {difference}" in error
     assert "--lock; to leave the lock aside this once: --replan" in error
-    assert llmlaunch.json("check", recipe, change, "--replan")["locked_by"] is None
 
 
 def test_what_is_not_the_layout_may_change(llmlaunch: CommandLine, recipe: Path, lock: Path) -> None:
@@ -181,10 +187,8 @@ def test_a_plan_that_must_not_run_is_not_locked(llmlaunch: CommandLine, recipe: 
     [
         ("tensor: 1", "tensor: 3", "train.lock.yaml: the plan it keeps is not legal for this recipe"),
         ("tensor: 1", "tensor: many", "cannot be read by this version"),
-        ("tensor: 1", "pods: 1", "cannot be read by this version"),
         ("techniques:", "techniques:\n  weight_versions: 2", "weight_versions is nothing a plan chooses"),
         ("schema: 1", "schema: 2", "train.lock.yaml:3: schema"),
-        ("schema: 1", "schema: 1\nhello: 1", "train.lock.yaml:4: hello"),
         ("schema: 1", "schema: !!python/name:os.system 1", "YAML tag"),
     ],
 )

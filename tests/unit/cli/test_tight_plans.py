@@ -52,14 +52,6 @@ def test_accepted_every_command_goes_on(llmlaunch: CommandLine, command: tuple[s
         assert "stated risk of running out of memory: 7 %" in output.stderr
 
 
-def test_the_word_in_the_recipe_accepts_as_well(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(Path(PATH).read_text() + "\nmemory: {accept: tight}\n")
-    llmlaunch("check", recipe, ONE_LAYOUT)
-    answer = llmlaunch("check", recipe, "memory.accept=loose", code=2)
-    assert "tight" in answer.stderr
-
-
 def test_what_is_rendered_falls_back_as_if_the_recipe_asked_for_one_layout(llmlaunch: CommandLine) -> None:
     llmlaunch("render", PATH, ONE_LAYOUT, ACCEPT, "-o", "tight")
     described = read("tight/run.json")

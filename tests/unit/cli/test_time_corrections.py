@@ -22,6 +22,10 @@ from support.json_schemas import validate
 from support.timed_runs import records
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
+FREE = (  # some hundred layouts
+    "layout={context: 1, micro_batch_size: 1, layers_by_stage: even, recompute: none, offload_modules: [], "
+    "offload_layers: 0, offload_optimizer: 0, techniques: asked}"
+)
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / "plan.schema.json").read_text())
 TIME_SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "calibration.schema.json"
 PINS = [
@@ -106,18 +110,14 @@ def test_one_of_other_formulas_is_not_used(
     assert "of step times was made for an earlier version of the formula, and is not used" in err
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({"observed": {"steps_run": 2}}, id="too few steps"),
-        pytest.param({"step_seconds": None}, id="no step time"),
-        pytest.param({"machine": None}, id="no machine"),
-        pytest.param({"machine": {"links": 3}}, id="a machine that is none"),
-        pytest.param({"gpu": "a card of tomorrow"}, id="no known card"),
-    ],
-)
-def test_what_tells_nothing_of_step_times_is_left_out(llmlaunch: CommandLine, changes: dict[str, Any]) -> None:
-    stored(records(TimeCorrection(compute=1.1), PINS[:1], **changes))
+def test_a_run_that_says_nothing_of_step_times_is_left_out(llmlaunch: CommandLine) -> None:
+    """Too few steps, no step time, no machine, one that cannot be, and a card that nobody knows."""
+    changes: list[dict[str, Any]] = [
+        {"observed": {"steps_run": 2}}, {"step_seconds": None}, {"machine": None}, {"machine": {"links": 3}},
+        {"gpu": "a card of tomorrow"},
+    ]  # fmt: skip
+    for number, changed in enumerate(changes):
+        stored(records(TimeCorrection(compute=1.1), PINS[:1], id=f"{number}", run_id=f"{number}", **changed))
     assert llmlaunch.json("calibrate")["step_times"] == []
 
 
@@ -164,64 +164,64 @@ def test_one_run_of_the_very_job_gives_its_layouts_step_time_and_moves_the_other
     assert checked(llmlaunch, "memory.calibration=none")["step_evidence"]["measured"] is None
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.5, 4.0])
+@pytest.mark.parametrize("factor", [0.5, 4.0])
 def test_a_single_run_never_changes_the_layout(llmlaunch: CommandLine, factor: float) -> None:
     """Whatever it took: all layouts count as much slower or faster, and the screen shows what was measured."""
-    first = plan(RECIPE)
+    first = plan(RECIPE, [FREE])
     ran(first, factor * first.step_seconds)
-    again = llmlaunch.json("check", RECIPE)
+    again = llmlaunch.json("check", RECIPE, FREE)
     assert choice(again) == (first.layout.as_json(), first.json["techniques"])
     assert again["step_seconds"] == pytest.approx(factor * first.step_seconds)
     assert again["changed_by_runs"] is None
     assert again["tokens_per_second_per_gpu"] == pytest.approx(first.tokens_per_second_per_gpu / factor)
     behind = [each["step_seconds"] for each in again["alternatives"]]
     assert behind == pytest.approx([factor * each.step_seconds for each in first.alternatives])
-    assert "Measured: was" not in llmlaunch("check", RECIPE).stdout
+    assert "Measured: was" not in llmlaunch("check", RECIPE, FREE).stdout
 
 
 def test_the_neighbours_of_a_plan_that_ran_once_are_as_far_from_it_as_before(llmlaunch: CommandLine) -> None:
     def nearby() -> list[float]:
-        answer = llmlaunch.json("plan", RECIPE)
+        answer = llmlaunch.json("plan", RECIPE, FREE)
         priced = [each["step_seconds"] for each in answer["neighbours"] if each["step_seconds"] is not None]
         return [seconds / answer["step_seconds"] for seconds in priced]
 
     before = nearby()
-    run = plan(RECIPE)
+    run = plan(RECIPE, [FREE])
     ran(run, 1.5 * run.step_seconds)
     assert nearby() == pytest.approx(before)
 
 
 def test_a_single_run_of_another_layout_does_not_make_it_the_plan(llmlaunch: CommandLine) -> None:
-    first, other = plan(RECIPE), plan(RECIPE, [PINS[0]])
+    first, other = plan(RECIPE, [FREE]), plan(RECIPE, [PINS[0]])
     ran(other, 0.5 * first.step_seconds)
-    assert choice(llmlaunch.json("check", RECIPE)) == (first.layout.as_json(), first.json["techniques"])
+    assert choice(llmlaunch.json("check", RECIPE, FREE)) == (first.layout.as_json(), first.json["techniques"])
 
 
 def test_attempts_of_one_run_are_one_run(llmlaunch: CommandLine) -> None:
-    first = plan(RECIPE)
+    first = plan(RECIPE, [FREE])
     for attempt in ("1", "2", "3"):
         ran(first, 1.5 * first.step_seconds, attempt=attempt)
-    again = llmlaunch.json("check", RECIPE)
+    again = llmlaunch.json("check", RECIPE, FREE)
     assert choice(again) == (first.layout.as_json(), first.json["techniques"])
     assert again["step_evidence"]["measured"]["runs"] == 1
 
 
 def test_runs_that_disagree_change_nothing(llmlaunch: CommandLine) -> None:
-    first = plan(RECIPE)
+    first = plan(RECIPE, [FREE])
     ran(first, 1.1 * first.step_seconds, "r1")
     ran(first, 2.0 * first.step_seconds, "r2")
-    again = llmlaunch.json("check", RECIPE)
+    again = llmlaunch.json("check", RECIPE, FREE)
     assert choice(again) == (first.layout.as_json(), first.json["techniques"])
     assert (again["step_evidence"]["measured"]["runs"], again["step_evidence"]["measured"]["agreeing"]) == (2, 0)
 
 
 def test_two_runs_that_agree_change_the_layout_and_every_screen_says_so(llmlaunch: CommandLine, tmp_path: Path) -> None:
     before = tmp_path / "before.json"
-    before.write_text(llmlaunch("check", RECIPE, "--json").stdout)
-    first = plan(RECIPE)
+    before.write_text(llmlaunch("check", RECIPE, FREE, "--json").stdout)
+    first = plan(RECIPE, [FREE])
     ran(first, 1.5 * first.step_seconds, "r1")
     ran(first, 1.51 * first.step_seconds, "r2")
-    again = llmlaunch.json("check", RECIPE)
+    again = llmlaunch.json("check", RECIPE, FREE)
     validate({name: value for name, value in again.items() if name != "hints"}, SCHEMA)
     assert choice(again) != (first.layout.as_json(), first.json["techniques"])
     assert first.step_seconds < again["step_seconds"] < 1.5 * first.step_seconds
@@ -231,7 +231,7 @@ def test_two_runs_that_agree_change_the_layout_and_every_screen_says_so(llmlaunc
     said = f"Measured: was {first.plan.chosen.describe()}, now "
     measured = f"because run {changed['run_id']} and 1 other took "
     for words in (("check",), ("check", "-v"), ("plan",), ("submit", "--dry-run")):
-        shown = " ".join(llmlaunch(*words, RECIPE).stdout.split())
+        shown = " ".join(llmlaunch(*words, RECIPE, FREE).stdout.split())
         assert said in shown, words
         assert measured in shown, words
         assert f"{first.step_seconds:.3g} predicted" in shown, words
@@ -244,7 +244,7 @@ def test_two_runs_that_agree_change_the_layout_and_every_screen_says_so(llmlaunc
 
 def test_what_is_too_much_to_be_one_layouts_own_is_all_layouts(llmlaunch: CommandLine) -> None:
     """A machine on which one layout takes four times as long is slow whatever the layout."""
-    first = plan(RECIPE)
+    first = plan(RECIPE, [FREE])
     for run_id in ("r1", "r2"):
         ran(first, 4.0 * first.step_seconds, run_id)
-    assert llmlaunch.json("check", RECIPE)["step_seconds"] > 3.5 * first.step_seconds
+    assert llmlaunch.json("check", RECIPE, FREE)["step_seconds"] > 3.5 * first.step_seconds
