@@ -14,7 +14,7 @@ from typing import Any
 
 from llmlaunch.node.nvml_sampler import NvmlSampler
 
-CODES = (2, 3, 4, 9, 12, 13, 15, 16, 18, 19, 20, 25, 28, 999)
+CODES = (3, 15, 999)  # one that lasts, one of a GPU that is gone, and one that may pass
 OF_A_DEVICE = (
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetUUID",

@@ -236,8 +236,8 @@ def _accounted(line: dict[str, Any]) -> dict[str, int]:
     return dict(line["gpus"][0]["accounting_peak_bytes"])
 
 
-GONE = (15, 16, 28)
-NEVER_AGAIN = (2, 3, 4, 13, 25)
+GONE = (15,)
+NEVER_AGAIN = (3,)
 ASKED_OFTEN = {  # name in `unavailable`, and what GPU 0 lacks without it
     "nvmlDeviceGetMemoryInfo_v2": ("memory_v2", {"reserved_bytes"}),
     "nvmlDeviceGetUtilizationRates": ("utilization", {"utilization_percent"}),

@@ -76,13 +76,9 @@ class JobRig:
     def in_slurm(self, nodes: int = 2, **more: str) -> dict[str, str]:
         self.spec |= {"allocated": nodes, "python": "python3"}
         return {
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "n[1-2]" if nodes == 2 else "n1",
-            "SLURM_JOB_NUM_NODES": str(nodes),
-            "SLURM_JOB_PARTITION": "train",
-            "SLURM_NTASKS_PER_NODE": "8",
-            **more,
-        }
+            "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]" if nodes == 2 else "n1",
+            "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_PARTITION": "train", "SLURM_NTASKS_PER_NODE": "8", **more,
+        }  # fmt: skip
 
     def lines(self, name: str) -> list[str]:
         path = self.run / name

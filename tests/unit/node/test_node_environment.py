@@ -353,10 +353,6 @@ def test_who_has_set_one_of_two_names_of_the_flight_recorder_meant_both(
     environment = {**set_already, f"{NCCL}DEBUG_INFO_PIPE_FILE": "/pipes"}
     own[0].record_collectives(Path("/run/flight"), (2, 9), environment)
     assert environment == {
-        "TORCH_FR_BUFFER_SIZE": "50",
-        f"{NCCL}TRACE_BUFFER_SIZE": "50",
-        "TORCH_FR_DUMP_TEMP_FILE": "/mine",
-        f"{NCCL}DEBUG_INFO_TEMP_FILE": "/mine",
-        f"{NCCL}DUMP_ON_TIMEOUT": "0",
-        f"{NCCL}DEBUG_INFO_PIPE_FILE": "/pipes",
-    }
+        "TORCH_FR_BUFFER_SIZE": "50", f"{NCCL}TRACE_BUFFER_SIZE": "50", "TORCH_FR_DUMP_TEMP_FILE": "/mine",
+        f"{NCCL}DEBUG_INFO_TEMP_FILE": "/mine", f"{NCCL}DUMP_ON_TIMEOUT": "0", f"{NCCL}DEBUG_INFO_PIPE_FILE": "/pipes",
+    }  # fmt: skip

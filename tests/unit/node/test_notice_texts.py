@@ -23,20 +23,15 @@ KILLED = "failed: rank 1 on node n2 was ended by SIGKILL. Step 1,200 of 4,000, g
     ("changes", "earlier", "text"),
     [
         ({}, None, "training starts on 5 nodes (n1, n2, n3, n4, ...)."),
-        (
-            {"nodes": ["n1"], "from_step": 1000, "note": "continuing from step 1000, the one before it"},
-            {"state": "failed"},
-            "training starts again on 1 node (n1) after step 1,000 of 4,000. continuing from step 1000, the one before "
-            "it.",
-        ),
-        (
-            {"nodes": ["n1"]},
-            {},
-            "training starts again on 1 node (n1). The attempt before it left no word of its end: the node of its "
-            "batch script was lost, or SLURM ended it.",
-        ),
+        ({"nodes": ["n1"], "from_step": 1000, "note": "continuing from step 1000, the one before it"},
+         {"state": "failed"},
+         "training starts again on 1 node (n1) after step 1,000 of 4,000. continuing from step 1000, the one before "
+         "it."),
+        ({"nodes": ["n1"]}, {},
+         "training starts again on 1 node (n1). The attempt before it left no word of its end: the node of its "
+         "batch script was lost, or SLURM ended it."),
     ],
-)
+)  # fmt: skip
 def test_a_start(changes: dict[str, Any], earlier: dict[str, Any] | None, text: str) -> None:
     assert start_text({**BEGAN, **changes}, 4000, earlier) == text
 
@@ -65,24 +60,15 @@ def test_slow_devices() -> None:
 @pytest.mark.parametrize(
     ("status", "follows", "text"),
     [
-        (
-            {"state": "succeeded", "why": "all done"},
-            Next("end", "done"),
-            "succeeded: all done. Step 1,200 of 4,000, goodput 87 %. Type: llmlaunch report '/runs/a b'",
-        ),
-        (
-            FAILED,
-            Next("end", "a restart would end in oom again"),
-            f"{KILLED} Nothing follows: a restart would end in oom again. Type: llmlaunch status '/runs/a b'",
-        ),
-        (
-            FAILED,
-            Next("requeue", "continues from the last checkpoint", seconds=60),
-            f"{KILLED} The job goes back into the queue after step 1,000, in 60 s at the earliest (continues from the "
-            "last checkpoint). Type: llmlaunch status '/runs/a b'",
-        ),
+        ({"state": "succeeded", "why": "all done"}, Next("end", "done"),
+         "succeeded: all done. Step 1,200 of 4,000, goodput 87 %. Type: llmlaunch report '/runs/a b'"),
+        (FAILED, Next("end", "a restart would end in oom again"),
+         f"{KILLED} Nothing follows: a restart would end in oom again. Type: llmlaunch status '/runs/a b'"),
+        (FAILED, Next("requeue", "continues from the last checkpoint", seconds=60),
+         f"{KILLED} The job goes back into the queue after step 1,000, in 60 s at the earliest (continues from the "
+         "last checkpoint). Type: llmlaunch status '/runs/a b'"),
     ],
-)
+)  # fmt: skip
 def test_an_end(status: dict[str, Any], follows: Next, text: str) -> None:
     assert end_text(RUN, status, {"step": 1200, "steps": 4000}, follows, 0.874) == text
 

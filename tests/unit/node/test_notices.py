@@ -132,15 +132,9 @@ def test_a_command_gets_the_notice_as_json_and_in_variables(sender: Sender, tmp_
     assert sender.outcomes() == [(True, None)]
     notice, _, variables = Path(f"{result}.1").read_text().rpartition("}")
     assert json.loads(notice + "}") | {"at": 0, "host": ""} == {
-        "event": "stall",
-        "text": "no step",
-        "run": "llama",
-        "run_directory": str(sender.folder),
-        "attempt": ATTEMPT,
-        "job": "4711",
-        "host": "",
-        "at": 0,
-    }
+        "event": "stall", "text": "no step", "run": "llama", "run_directory": str(sender.folder), "attempt": ATTEMPT,
+        "job": "4711", "host": "", "at": 0,
+    }  # fmt: skip
     assert variables.strip() == f"stall {ATTEMPT}"
 
 

@@ -72,7 +72,7 @@ def sick_fleet(seed: int, nodes: int, factor: float, **changes: Any) -> Iterator
         yield [slowed(w, now, **changes) if (w.node, w.device) == SICK else w for w in windows]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 12), factor=st.floats(2.0, 6.0))
 def test_a_gpu_at_half_speed_is_named_within_five_minutes(seed: int, nodes: int, factor: float) -> None:
     device = named(sick_fleet(seed, nodes, factor, reasons={"hw_thermal": 1.0}), IN_5_MINUTES)
@@ -81,7 +81,7 @@ def test_a_gpu_at_half_speed_is_named_within_five_minutes(seed: int, nodes: int,
     assert "hardware thermal slowdown" in device.signs
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 12))
 def test_a_gpu_1_2_times_slower_is_named_within_twenty_minutes(seed: int, nodes: int) -> None:
     device = named(sick_fleet(seed, nodes, 1.22), IN_20_MINUTES)
@@ -108,7 +108,7 @@ def healthy(windows: Iterator[list[GpuWindow]], count: int = WINDOWS_A_DAY) -> N
         assert judge.slow == []
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 3))
 def test_healthy_gpus_are_never_named_in_a_day(seed: int, nodes: int) -> None:
     healthy(fleet(seed, nodes))
@@ -129,7 +129,7 @@ def uneven_work(seed: int, nodes: int) -> Iterator[list[GpuWindow]]:
         yield [w for w in uneven if not saving or w.device == 0]
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(2, 4))
 def test_a_gpu_with_more_work_is_not_slow(seed: int, nodes: int) -> None:
     healthy(uneven_work(seed, nodes))

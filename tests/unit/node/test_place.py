@@ -31,15 +31,9 @@ def matrix(nodes: list[str]) -> dict[str, Any]:
 
 def job(folder: Path, **changes: Any) -> None:
     described = {
-        "schema": 1,
-        "nodes": 4,
-        "devices_per_node": 8,
-        "layout": RING,
-        "bytes": VOLUMES,
-        "fabric_gigabytes_per_second": 50.0,
-        "matrix": None,
-        **changes,
-    }
+        "schema": 1, "nodes": 4, "devices_per_node": 8, "layout": RING, "bytes": VOLUMES,
+        "fabric_gigabytes_per_second": 50.0, "matrix": None, **changes,
+    }  # fmt: skip
     (folder / "placement.json").write_text(json.dumps(described))
 
 

@@ -327,14 +327,14 @@ def pump(source: socket.socket, target: socket.socket) -> None:
             target.sendall(piece)
 
 
-def test_three_nodes_meet_over_one_connection_each_and_the_one_whose_storage_hangs_is_left_out(
+def test_nodes_meet_over_one_connection_each_and_the_one_whose_storage_hangs_is_left_out(
     cpu_node: NodeRig, tmp_path: Path
 ) -> None:
     """Each with the real script and torch, of two devices: they compute, reduce within the node, meet and reduce with
     the others. One has a mount that never answers."""
     os.mkfifo(tmp_path / "hangs")
     (tmp_path / "data").mkdir()
-    names = ["n1", "n2", "n3"]
+    names = ["n1", "n2"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -342,16 +342,16 @@ def test_three_nodes_meet_over_one_connection_each_and_the_one_whose_storage_han
     with CountingRelay(port) as relay:
         for rank, name in enumerate(names):
             address = ("--address", "127.0.0.1", "--port", str(relay.server_address[1] if rank else port))
-            node = ("--node", name, "--kind", "cpu", "--devices", "2", "--rank", str(rank), "--nodes", "3", *address)
+            node = ("--node", name, "--kind", "cpu", "--devices", "2", "--rank", str(rank), "--nodes", "2", *address)
             reads = ("--reads", str(tmp_path / ("hangs" if name == "n2" else "data")), "--seconds", "240")
             script = ("--python", sys.executable, "--script", str(PREFLIGHT))
             trials.append(cpu_node.start("preflight", *cpu_node.place, *node, *script, *reads))
         for trial in trials:
             _, stderr = trial.communicate(timeout=300)
             assert trial.returncode == 0, stderr
-        assert relay.count == 2  # of four processes on the two nodes that come from elsewhere
+        assert relay.count == 1  # of two processes on the node that comes from elsewhere
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": names})
-    assert choose(cpu_node.run_directory, ATTEMPT, names, 2) == ["n1", "n3"]
+    assert choose(cpu_node.run_directory, ATTEMPT, names, 1) == ["n1"]
     bad = json.loads((cpu_node.attempt_directory / "attempt.json").read_text())["preflight"]["bad"]
     assert list(bad) == ["n2"]
     assert "hangs: does not answer within 10 s" in bad["n2"]

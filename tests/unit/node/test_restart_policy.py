@@ -217,18 +217,9 @@ BAD = BadLossFacts(since_step=451, at_once=False, from_step=300, older_step=400,
     [
         ({"action": "stop"}, {}, "end", "the loss was bad from step 451 on (on_bad_loss: stop)"),
         ({"action": "rollback", "times": 2}, {}, "rollback", "back to the checkpoint of step 400"),
-        (
-            {"action": "rollback", "times": 2},
-            {"rollbacks": 2},
-            "end",
-            "already rolled back 2 times (on_bad_loss.times)",
-        ),
-        (
-            {"action": "rollback", "times": 2},
-            {"older_step": None},
-            "end",
-            "there is no whole checkpoint before it",
-        ),
+        ({"action": "rollback", "times": 2}, {"rollbacks": 2}, "end",
+         "already rolled back 2 times (on_bad_loss.times)"),
+        ({"action": "rollback", "times": 2}, {"older_step": None}, "end", "there is no whole checkpoint before it"),
         ({"action": "tell"}, {}, "requeue", "continues from the last checkpoint"),
         (None, {}, "requeue", "continues from the last checkpoint"),
         *(
@@ -236,7 +227,7 @@ BAD = BadLossFacts(since_step=451, at_once=False, from_step=300, older_step=400,
             for action in ("tell", "stop", "rollback")
         ),
     ],
-)
+)  # fmt: skip
 def test_what_follows_a_bad_loss(policy: Any, changes: dict[str, Any], action: str, why: str) -> None:
     follows = decide(facts({"on_bad_loss": policy}, kind="bad_loss", bad_loss=BAD._replace(**changes)))
     assert follows.action == action

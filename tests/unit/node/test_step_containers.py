@@ -10,14 +10,9 @@ import pytest
 from llmlaunch.node.containers import ContainerError, StepContainer, mounts
 
 RECORD: dict[str, Any] = {
-    "runtime": "pyxis",
-    "image": "nvcr.io#nvidia/pytorch:25.04-py3",
-    "mounts": [],
-    "is_imported": True,
-    "paths": [],
-    "makes": "",
-    "has_gpus": True,
-}
+    "runtime": "pyxis", "image": "nvcr.io#nvidia/pytorch:25.04-py3", "mounts": [], "is_imported": True, "paths": [],
+    "makes": "", "has_gpus": True,
+}  # fmt: skip
 JOB = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "alps"}
 
 
