@@ -132,7 +132,10 @@ def test_of_two_at_once_one_is_taken_and_the_other_says_so(
 
 
 OTHERS = {"process_bytes": 1, "other_processes_bytes": 2}
-PINNED = "layout={tensor: 4, pipeline: 2, context: 1, micro_batch_size: 1, recompute: none, virtual_pipeline: 1}"
+PINNED = (
+    "layout={tensor: 4, pipeline: 2, context: 1, micro_batch_size: 1, recompute: none, virtual_pipeline: 1, "
+    "layers_by_stage: even, offload_modules: [], offload_layers: 0, offload_optimizer: 0, techniques: asked}"
+)
 
 
 def ranks_of_a_plan(llmlaunch: CommandLine) -> list[dict[str, Any]]:
@@ -161,7 +164,7 @@ def test_what_a_check_predicts_moves_by_the_bias_and_back(llmlaunch: CommandLine
 def test_a_check_at_a_risk_says_how_many_runs_stand_behind_it(llmlaunch: CommandLine) -> None:
     llmlaunch.import_records(site_records(1, 60))
     llmlaunch("calibrate")
-    memory = llmlaunch.json("check", RECIPE, "memory.risk=0.1")["memory"]
+    memory = llmlaunch.json("check", RECIPE, PINNED, "memory.risk=0.1")["memory"]
     (calibration,) = llmlaunch.json("calibrate", "list")["calibrations"]
     bound = next(bound for bound in calibration["errors"]["after"]["bounds"] if bound["risk"] == 0.1)
     worse = max(bound["ratio"], bound["near_limit_ratio"])
@@ -170,9 +173,10 @@ def test_a_check_at_a_risk_says_how_many_runs_stand_behind_it(llmlaunch: Command
     assert f"{worse:.3f} times" in memory["margin"]
 
 
+ALIKE = "context: 1, micro_batch_size: 1, layers_by_stage: even, techniques: asked"
 # Jobs a site would run: models, lengths and splits of the gallery.
 JOBS = [
-    (name, f"layout={{tensor: {tensor}, pipeline: {pipeline}, context: 1}}", f"training.sequence_length={length}")
+    (name, f"layout={{tensor: {tensor}, pipeline: {pipeline}, {ALIKE}}}", f"training.sequence_length={length}")
     for name, tensor, pipeline in (
         ("llama3-8b", 2, 1),
         ("llama3-8b", 8, 2),
@@ -181,7 +185,7 @@ JOBS = [
     )
     for length in (1024, 2048, 4096)
 ] + [
-    ("llama3-8b", "layout={tensor: 4, pipeline: 1, context: 1}", f"training.sequence_length={n}") for n in (1536, 3072)
+    ("llama3-8b", f"layout={{tensor: 4, pipeline: 1, {ALIKE}}}", f"training.sequence_length={n}") for n in (1536, 3072)
 ]
 
 
@@ -223,13 +227,9 @@ SCRIPT = "backend={{name: deepspeed, script: /home/me/train.py, script_kind: {}}
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("llama3-8b", ()),
-        ("llama3.1-8b-a100-40gb", ()),
-        ("qwen2.5-72b", ()),
         ("gemma2-9b", ()),
         ("deepseek-v3", ()),
         ("llama3.1-70b-lora", ()),
-        ("gpt3-175b", ()),
         ("llama2-7b-deepspeed", (ON_X8, *SPLIT_SEQUENCES)),
         ("llama2-7b-deepspeed", (ON_X8, SCRIPT.format("hugging-face"))),
         ("llama2-7b-deepspeed", (ON_X8, SCRIPT.format("own"), "layout={zero_stage: 3, offload_optimizer: 0.5}")),
@@ -242,21 +242,6 @@ def test_the_records_of_a_run_are_priced_as_its_plan_was(name: str, overrides: t
     (priced,) = predictions([{**run["measurement"], "id": "run"}])
     assert isinstance(priced, Prediction), priced
     assert (priced.reserved + priced.outside).tolist() == [rank.device_bytes for rank in plan.estimate.ranks]
-
-
-def test_what_runs_of_plans_leave_behind_corrects_the_next_plan(llmlaunch: CommandLine) -> None:
-    rng = random.Random(4)
-    records = [record for number, job in enumerate(JOBS) for record in left_behind(rng, number, *planned(*job, ON_X8))]
-    before = ranks_of_a_plan(llmlaunch)
-    llmlaunch.import_records(records)
-    (answer,) = llmlaunch.json("calibrate")["answers"]
-    assert (answer["did"], answer["runs"]) == ("taken", len(JOBS))
-    data = answer["calibration"]["data"]
-    assert data["records"] == sum(record["peak_kind"] != "host" for record in records)
-    assert len(data["families"]) == 2
-    for old, new in zip(before, ranks_of_a_plan(llmlaunch), strict=True):
-        truth = old["device_bytes"] + old["reserved_bytes"] * BIAS.share + BIAS.outside_bytes
-        assert new["device_bytes"] == pytest.approx(truth, rel=0.01)
 
 
 def test_runs_planned_with_a_calibration_keep_it_right(llmlaunch: CommandLine) -> None:

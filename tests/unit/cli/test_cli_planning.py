@@ -17,11 +17,10 @@ ROOT = Path(__file__).resolve().parents[3]
 DEEPSPEED = str(asset("recipes", "llama2-7b-deepspeed.yaml"))
 QUICKSTART = str(asset("recipes", "quickstart.yaml"))
 SAVING = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "layout.zero_stage=[2, 3]")
-RECIPE = recipe_text(layout="{tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1}")
+RECIPE = recipe_text(layout="{tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1, techniques: asked}")
 MAIN = 'MAJOR = 0\nMINOR = 20\nPATCH = 0\nPRE_RELEASE = ""\n'
 COMMANDS = (
     ("check",),
-    ("plan",),
     ("render", "-o", "out"),
     ("submit", "--dry-run", "--local"),
     ("submit", "training.steps=10,20", "--dry-run", "--local"),
@@ -37,20 +36,11 @@ def test_a_plan_with_fallbacks_has_the_published_shape(llmlaunch: CommandLine) -
 
 
 def test_each_fallback_has_a_line_with_what_becomes_of_checkpoints(llmlaunch: CommandLine) -> None:
-    for after, note in (
-        ("reshard", "before the first checkpoint only: cannot load one"),
-        ("restart", "from step 0, in a checkpoint folder of its own"),
-        ("stop", "before the first checkpoint only"),
-    ):
-        policy = f"on_oom={{layouts: 2, after_checkpoint: {after}}}"
-        lines = llmlaunch("check", "-v", DEEPSPEED, *SAVING, policy).stdout.splitlines()
-        at = lines.index("If a device runs out of memory, the same job continues with")
-        assert [line.split()[0] for line in lines[at + 2 : at + 4]] == ["1.", "2."]
-        assert lines[at + 2].endswith(note)
-        again = "before the first checkpoint only" if after == "stop" else "from a checkpoint of the planned layout"
-        assert lines[at + 3].endswith(again)
-    text = llmlaunch("check", "-v", DEEPSPEED, "on_oom=fallback").stdout
-    assert "checkpoint only" not in text, "no checkpoints are written"
+    lines = llmlaunch("check", "-v", DEEPSPEED, *SAVING, "on_oom={layouts: 2}").stdout.splitlines()
+    at = lines.index("If a device runs out of memory, the same job continues with")
+    assert [line.split()[0] for line in lines[at + 2 : at + 4]] == ["1.", "2."]
+    assert lines[at + 2].endswith("before the first checkpoint only: cannot load one")
+    assert lines[at + 3].endswith("from a checkpoint of the planned layout")
 
 
 def test_fewer_fallbacks_than_asked_for_are_warned_of_in_rendering(llmlaunch: CommandLine, tmp_path: Path) -> None:
@@ -101,7 +91,7 @@ def test_a_strange_flag_of_ones_own_is_noted_where_the_job_is_rendered(llmlaunch
 
 def site(folder: Path, speeds: list[list[float]]) -> Path:
     recipe = folder / "recipe.yaml"
-    pins = "layout: {tensor: 8, pipeline: 2}"
+    pins = "layout: {tensor: 8, pipeline: 2, context: 1, micro_batch_size: 1, layers_by_stage: even, techniques: asked}"
     recipe.write_text(RECIPE.replace("h100-80gb-x8", "./site.yaml").replace(RECIPE.splitlines()[-1], pins))
     (folder / "site.yaml").write_text("base: h100-80gb-x8\nlinks: {matrix: links.json}\n")
     (folder / "links.json").write_text(matrix_text([f"n{i}" for i in range(len(speeds))], speeds))
@@ -147,7 +137,8 @@ def test_a_bad_matrix_is_one_message_with_its_place(llmlaunch: CommandLine, tmp_
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    run_llmlaunch(folder, "render", asset("recipes", "llama3-8b.yaml"), "-o", "run", code=0, **data_folders(folder))
+    recipe, few = asset("recipes", "llama3-8b.yaml"), "layout={context: 1, micro_batch_size: 1, techniques: asked}"
+    run_llmlaunch(folder, "render", recipe, few, "-o", "run", code=0, **data_folders(folder))
     return folder / "run"
 
 
