@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,43 +16,50 @@ from support.node_rig import until
 from support.webhook import SECRET, Webhook, webhook
 
 TRAINER = """\
-import os, sys, time
+import os, time
 print("knows", os.environ.get("TRAINING_CHANNEL"), flush=True)
 if os.environ["RANK"] == "0":
     for step in range(1, 9):
         print(f"step {step}/8 | loss {9 - step} | 0.50 s/step | 1000 tokens/s", flush=True)
         time.sleep(0.5)
         if step == 6:
-            exec(sys.argv[1])
+            time.sleep(600)
 """
 
 pytestmark = pytest.mark.frameworks
 
 
-@pytest.fixture
-def receiver() -> Iterator[Webhook]:
-    with webhook() as running:
-        yield running
-
-
-def run(folder: Path, receiver: Webhook, what_happens: str, *words: str) -> Path:
-    """Start the run, and return its directory once it has its verdict and its script has ended."""
-    trainer = folder / "trainer.py"
+def test_a_run_that_hangs_notifies_a_command_and_a_webhook_that_hangs_too(tmp_path: Path) -> None:
+    """Nobody waits for the webhook's answers: the run has its verdict while not one has come."""
+    trainer = tmp_path / "trainer.py"
     trainer.write_text(TRAINER)
-    script = {"name": "deepspeed", "script": str(trainer), "script_args": [what_happens]}
     recipe = (
-        f"backend={json.dumps(script)}",
+        f"backend={{name: deepspeed, script: {trainer}}}",
         "notify={webhook: TRAINING_CHANNEL, command: [sh, -c, 'cat >> heard']}",
         "training.steps=8",
         f"python={sys.executable}",
+        "watchdog={floor_seconds: 2, first_step_seconds: 2}",
     )
-    variables = {"TRAINING_CHANNEL": receiver.address, "no_proxy": "*", **folders(folder)}
-    submit = ("submit", RECIPE, *recipe, *words, "--local", "-o", "run")
-    dry = run_llmlaunch(folder, *submit, "--dry-run", timeout=300, **variables)
-    assert re.search(r"notices to +127\.0\.0\.1 \(\$TRAINING_CHANNEL\) and the command sh: all", dry.stdout)
-    said = run_llmlaunch(folder, *submit, "--follow", code=None, timeout=300, **variables)
-    assert SECRET not in dry.stdout + said.stdout + said.stderr
-    return folder / "run"
+    with webhook() as receiver:
+        receiver.hold()
+        variables = {"TRAINING_CHANNEL": receiver.address, "no_proxy": "*", **folders(tmp_path)}
+        submit = ("submit", RECIPE, *recipe, "--local", "-o", "run")
+        dry = run_llmlaunch(tmp_path, *submit, "--dry-run", timeout=300, **variables)
+        assert re.search(r"notices to +127\.0\.0\.1 \(\$TRAINING_CHANNEL\) and the command sh: all", dry.stdout)
+        said = run_llmlaunch(tmp_path, *submit, "--follow", code=None, timeout=300, **variables)
+        assert SECRET not in dry.stdout + said.stdout + said.stderr
+        run = tmp_path / "run"
+        status = json.loads((run / "status.json").read_text())
+        assert (status["state"], status["cause"]["kind"]) == ("failed", "hung")
+        assert not receiver.released.is_set()
+        start, first, stall, end = told(run, receiver, 4)
+    assert start == "training starts on 1 node."
+    assert re.fullmatch(r"first step: [1-8] of 8, loss [\d.]+, 0\.5 s a step\.", first)
+    assert stall.startswith("training hangs after step 6 of 8: no sign of a step for ")
+    assert re.fullmatch(r"failed: .* Step 6 of 8, goodput 0 %\. .* Type: llmlaunch status RUN", end)
+    until(lambda: (run / "heard").read_text().count('"event"') == 4, "the command to have heard the same")
+    assert "knows None" in "".join(path.read_text() for path in run.glob("logs/*"))  # not the trainers' affair
+    assert not any(SECRET.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 def told(run: Path, receiver: Webhook, count: int) -> list[str]:
@@ -61,28 +67,3 @@ def told(run: Path, receiver: Webhook, count: int) -> list[str]:
     until(lambda: len(receiver.texts) >= count, f"{count} notices")
     texts = [text.partition("): ")[2].replace(str(run), "RUN") for text in receiver.texts]
     return [re.sub(r" on 1 node \(\S+\)", " on 1 node", text) for text in texts]
-
-
-def test_a_run_that_ends_well(tmp_path: Path, receiver: Webhook) -> None:
-    directory = run(tmp_path, receiver, "pass")
-    start, first, end = told(directory, receiver, 3)
-    assert start == "training starts on 1 node."
-    assert re.fullmatch(r"first step: [1-8] of 8, loss [\d.]+, 0\.5 s a step\.", first)
-    assert re.fullmatch(r"succeeded: .*\. Step 8 of 8, goodput \d+ %\..* Type: llmlaunch report RUN", end)
-    until(lambda: (directory / "heard").read_text().count('"event"') == 3, "the command to have heard the same")
-    assert "knows None" in "".join(path.read_text() for path in directory.glob("logs/*"))  # not the trainers' affair
-    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert not any(SECRET.encode() in content for content in files)
-
-
-def test_a_run_that_hangs_while_the_webhook_hangs_too(tmp_path: Path, receiver: Webhook) -> None:
-    """Nobody waits for the answers: the run has its verdict while not one has come."""
-    receiver.hold()
-    watchdog = "watchdog={floor_seconds: 2, first_step_seconds: 2}"
-    directory = run(tmp_path, receiver, "time.sleep(600)", watchdog)
-    status = json.loads((directory / "status.json").read_text())
-    assert (status["state"], status["cause"]["kind"]) == ("failed", "hung")
-    assert not receiver.released.is_set()
-    _, _, stall, end = told(directory, receiver, 4)
-    assert stall.startswith("training hangs after step 6 of 8: no sign of a step for ")
-    assert re.fullmatch(r"failed: .* Step 6 of 8, goodput 0 %\. .* Type: llmlaunch status RUN", end)

@@ -18,7 +18,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "slurm"))
 
 from debian import APPTAINER, SLURM, entered, unpack
-from newer_site import NODES, Site, cluster_inside
+from newer_site import Site, cluster_inside
 from one_machine import what_it_says
 
 from support.side_by_side import asked_for
@@ -41,9 +41,7 @@ def sites(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             name, packages = SUITES[suite]
             release = unpack(suite, name, packages)
             program = stack.enter_context(entered(release, folder))
-            # One story cuts the power of a node: the nodes of the others must not be taken for dead with it.
-            settings = {"GRACE_SECONDS": "20", "NODE_SECONDS": "45"}
-            return Site(release, stack.enter_context(cluster_inside(program, NODES, settings)), program)
+            return Site(release, stack.enter_context(cluster_inside(program)), program)
 
         yield dict(zip(sorted(suites), threads.map(open_site, sorted(suites)), strict=True))
 

@@ -77,7 +77,7 @@ def unpack(suite: str, name: str, packages: tuple[str, ...]) -> Release:
 
 def project_places() -> list[str]:
     """What a release needs of this machine: the checkout, its virtual environments, and the interpreter behind them."""
-    places = [str(ROOT), sys.prefix, str((ROOT / ".venv-frameworks").resolve())]
+    places = [str(ROOT), sys.prefix, os.path.realpath(sys.prefix), str((ROOT / ".venv-frameworks").resolve())]
     if sys.base_prefix != "/usr":
         return [*places, sys.base_prefix]
     # Debian's own Python shares its prefix with all else: only its program and its library.

@@ -1,8 +1,7 @@
 """One real SLURM cluster of 11 nodes for the whole session, and others for those who ask for them.
 
-`slurm` is what a test takes: the cluster, with SLURM_CONF set so that sbatch, squeue and llmlaunch find it. What must
-hold as root and as a normal user, where a site enforces its limits and where it does not, takes `anyone`: a person with
-a cluster of his own, in each of these four ways. What mostly waits is a story, told side by side with its module's.
+`slurm` is what a test takes: the cluster, with SLURM_CONF set so that sbatch, squeue and llmlaunch find it. What mostly
+waits is a story, told side by side with its module's.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from one_machine import Cluster, install, running_cluster, what_it_says
-from person import SITES, Person, at_home, person_with_a_cluster
+from person import Person, at_home, person_with_a_cluster
 
 from support.side_by_side import asked_for
 
@@ -83,13 +82,6 @@ def stories(
             threads.shutdown(cancel_futures=True)
         if cluster:
             cluster.ask("scancel", "--me")
-
-
-@pytest.fixture(scope="module", params=SITES)
-def anyone(request: pytest.FixtureRequest, slurm_packages: None) -> Iterator[Person]:
-    """Three nodes."""
-    with person_with_a_cluster(request.param, 3) as person:
-        yield person
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from one_machine import Cluster, new_cluster, throw_away
 
 from support.command_line import data_folders
@@ -22,8 +23,9 @@ from support.command_line import data_folders
 SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
 NORMAL_USER = 34  # `backup`, whom every Debian has: 65534 cannot be SlurmUser in 26.05
 SECONDS = 600
-SITES = ["root-enforced", "user-default", "root-default", "user-enforced"]  # who, and the site's limits
-BOTH_ENDS = SITES[:2]
+BOTH_ENDS = ["root-enforced", "user-default"]  # who, and the site's limits
+SOAK = settings().max_examples > 100
+LIVED_ON = BOTH_ENDS if SOAK else BOTH_ENDS[:1]  # where whole lives of jobs are tested
 SMALL_DISK = "small"
 SMALL_DISK_BYTES = 8 << 20
 
@@ -44,7 +46,7 @@ class Person:
     cluster: Cluster
     home: Path
     prefix: Sequence[str] = ()
-    site: str = ""  # one of SITES, where the cluster is his own
+    site: str = ""  # one of BOTH_ENDS, where the cluster is his own
 
     @property
     def is_root(self) -> bool:
@@ -139,7 +141,7 @@ def interpreter(path: Path, python: str = sys.executable) -> Path:
 
 @contextmanager
 def person_with_a_cluster(site: str, nodes: int) -> Iterator[Person]:
-    """`site` is one of SITES."""
+    """`site` is one of BOTH_ENDS."""
     who, limits = site.split("-")
     prefix = as_normal_user() if who == "user" else ()
     cluster = replace(new_cluster({"CPUS": "4", "LIMITS": limits, "GRACE_SECONDS": "20"}), prefix=prefix)

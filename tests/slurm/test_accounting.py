@@ -32,9 +32,10 @@ def accounted(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def forget_every_job(cluster: Cluster) -> None:
-    """A controller started with -c knows no job, as one does MinJobAge after a job's end."""
+    """A controller started with -c knows no job, as one does MinJobAge after a job's end. One of 26.05 that was killed
+    early has not yet saved the use of the accounts, and starts only where it may ignore that (-i)."""
     cluster.kill("slurmctld")
-    cluster.start_controller("-c")
+    cluster.start_controller("-c", "-i")
     cluster.wait_until_whole()
 
 

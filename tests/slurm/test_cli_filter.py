@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from one_machine import Cluster
@@ -39,31 +40,28 @@ torchrun --nnodes $SLURM_NNODES --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}"
 """
 # Two nodes, and only the first of them is told of the training.
 CANNOT_START = TRAINING.replace("--nodes=1", "--nodes=2").replace("MICRO=$1", "MICRO=1")
-# Trains by epochs, of data that is nowhere.
-EPOCHS = """\
-#!/bin/bash
-#SBATCH --partition=train --nodes=1
-deepspeed --num_gpus 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-70B --num_train_epochs 3 \\
-  --per_device_train_batch_size 8 --max_seq_length 8192 --bf16 --deepspeed ds.json --dataset_name mine --output_dir out
-"""
-DS_CONFIG = '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto"}'
+Submit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def sbatch(slurm: Cluster, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """sbatch of a person on a machine that has the filter, with what a site writes at its top."""
-    program = tmp_path / "llmlaunch"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m llmlaunch "$@"\n')
-    program.chmod(0o755)
+def sbatch(slurm: Cluster, tmp_path: Path) -> Submit:
+    """sbatch of a person on a machine that has the filter, with what a site writes at its top. `answers` is what
+    stands in for llmlaunch, in lines of a shell."""
+    real = f'exec {sys.executable} -m llmlaunch "$@"'
 
-    def submit(script: str, *arguments: str, refuse: bool = False, command: str = str(program), seconds: int = 60):
+    def submit(
+        script: str, *arguments: str, refuse: bool = False, answers: str = real, command: str = "", seconds: int = 60
+    ) -> subprocess.CompletedProcess[str]:
+        program = tmp_path / "llmlaunch"
+        program.write_text(f"#!/bin/sh\n{answers}\n")
+        program.chmod(0o755)
         etc = tmp_path / "etc"
         shutil.copytree(slurm.conf.parent, etc, dirs_exist_ok=True)
         conf = etc / "slurm.conf"
         conf.write_text(slurm.conf.read_text() + "CliFilterPlugins=lua\n")
         text = FILTER.read_text()
         for before, after in (
-            ('LLMLAUNCH = "llmlaunch"', f'LLMLAUNCH = "{command}"'),
+            ('LLMLAUNCH = "llmlaunch"', f'LLMLAUNCH = "{command or program}"'),
             ("SECONDS = 20", f"SECONDS = {seconds}"),
             ("REFUSE = false", f"REFUSE = {str(refuse).lower()}"),
             ("local CLUSTERS = {", 'local CLUSTERS = { train = "h100-80gb-x8", [""] = "h100-80gb-x8",'),
@@ -80,7 +78,7 @@ def sbatch(slurm: Cluster, tmp_path: Path) -> Callable[..., subprocess.Completed
     return submit
 
 
-def test_what_does_not_fit_is_said_and_submitted(sbatch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_what_does_not_fit_is_reported_and_submitted(sbatch: Submit) -> None:
     answer = sbatch(TRAINING, "8")
     assert "Submitted batch job" in answer.stdout
     assert "llmlaunch: warning: " in answer.stderr
@@ -88,9 +86,7 @@ def test_what_does_not_fit_is_said_and_submitted(sbatch: Callable[..., subproces
     assert "(submitted all the same)" in answer.stderr
 
 
-def test_a_launch_that_cannot_work_is_said_and_submitted(
-    sbatch: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_a_launch_that_cannot_work_is_reported_and_submitted(sbatch: Submit) -> None:
     answer = sbatch(CANNOT_START)
     assert "Submitted batch job" in answer.stdout
     assert "llmlaunch: warning: the launch cannot work: " in answer.stderr
@@ -98,79 +94,54 @@ def test_a_launch_that_cannot_work_is_said_and_submitted(
     assert answer.stderr.endswith("(submitted all the same)\n")
 
 
-def test_a_training_by_epochs_is_judged_too(
-    sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "ds.json").write_text(DS_CONFIG)
-    answer = sbatch(EPOCHS)
-    assert "Submitted batch job" in answer.stdout
-    assert "no layout is safe" in answer.stderr
-
-
-def test_a_script_that_starts_no_training_starts_no_process(
-    sbatch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    asked = tmp_path / "asked"
-    program = tmp_path / "counts"
-    program.write_text(f"#!/bin/sh\ntouch {asked}\n")
-    program.chmod(0o755)
-    plain = "#!/bin/bash\n#SBATCH --partition=train --nodes=1 --comment=train\n# torchrun train.py\nsrun ./solver in\n"
-    assert "Submitted batch job" in sbatch(plain, command=str(program)).stdout
-    assert not asked.exists()
-    (tmp_path / "other.sh").write_text("sh ./third.sh\n")
-    (tmp_path / "third.sh").write_text("bash other.sh\n./solver\n")
-    for line in ("source ~/.bashrc", "bash other.sh", "bash not-here.sh", "python analyse.py"):
-        assert "Submitted batch job" in sbatch(f"{plain}{line}\n", command=str(program)).stdout
-    assert not asked.exists()
-    (tmp_path / "third.sh").write_text("torchrun x.py\n")
-    for line in ("bash other.sh", "bash $HOME/x.sh", "srun python pretrain.py"):
-        assert "Submitted batch job" in sbatch(f"{plain}{line}\n", command=str(program)).stdout
-        assert asked.exists(), line
-        asked.unlink()
-
-
-def test_a_site_may_refuse_it(sbatch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    answer = sbatch(TRAINING, "8", refuse=True)
-    assert answer.returncode != 0
-    assert "Submitted" not in answer.stdout
-    assert "LLMLAUNCH_CLI_FILTER=off submits it all the same" in answer.stderr
-
-
-@pytest.mark.parametrize("refuse", [False, True], ids=["says", "refuses"])
-def test_without_a_verdict_it_says_so_and_lets_the_job_pass(
-    sbatch: Callable[..., subprocess.CompletedProcess[str]], refuse: bool
-) -> None:
-    answer = sbatch(NOT_READ, refuse=refuse)
+def test_without_a_verdict_it_says_so_and_lets_the_job_pass(sbatch: Submit) -> None:
+    answer = sbatch(NOT_READ, refuse=True)
     assert "Submitted batch job" in answer.stdout
     assert "no verdict: torchtitan is not read" in answer.stderr
     assert "(submitted)" in answer.stderr
 
 
+def test_a_site_may_refuse_it(sbatch: Submit) -> None:
+    answer = sbatch(TRAINING, refuse=True, answers="echo error: no layout is safe; exit 3")
+    assert answer.returncode != 0
+    assert "Submitted" not in answer.stdout
+    assert "no layout is safe (not submitted; LLMLAUNCH_CLI_FILTER=off submits it all the same)" in answer.stderr
+
+
+def test_a_script_that_starts_no_training_starts_no_process(sbatch: Submit, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    notes = f"touch {asked}"
+    plain = "#!/bin/bash\n#SBATCH --partition=train --nodes=1 --comment=train\n# torchrun train.py\nsrun ./solver in\n"
+    (tmp_path / "other.sh").write_text("sh ./third.sh\n")
+    (tmp_path / "third.sh").write_text("bash other.sh\n./solver\n")
+    for line in ("", "source ~/.bashrc", "bash other.sh", "bash not-here.sh", "python analyse.py"):
+        assert "Submitted batch job" in sbatch(f"{plain}{line}\n", answers=notes).stdout
+    assert not asked.exists()
+    (tmp_path / "third.sh").write_text("torchrun x.py\n")
+    for line in ("bash other.sh", "bash $HOME/x.sh", "srun python pretrain.py"):
+        assert "Submitted batch job" in sbatch(f"{plain}{line}\n", answers=notes).stdout
+        assert asked.exists(), line
+        asked.unlink()
+
+
 @pytest.mark.parametrize(
-    ("script", "argument", "options"),
+    ("script", "options"),
     [
-        pytest.param(TRAINING, "1", {}, id="it fits"),
-        pytest.param(PLAIN, "", {}, id="no training"),
-        pytest.param(TRAINING, "$(touch /tmp/never); '; touch never", {}, id="an argument that is no number"),
-        pytest.param(TRAINING, "8", {"command": "/nowhere/llmlaunch"}, id="no llmlaunch"),
-        pytest.param(TRAINING, "8", {"command": "SLOW", "seconds": 1}, id="a slow one"),
-        pytest.param("#!/bin/bash\nif [ ((\n", "", {}, id="no bash"),
+        pytest.param(TRAINING, {"answers": "exit 0"}, id="it fits"),
+        pytest.param(PLAIN, {"answers": "echo error: asked; exit 3"}, id="no training"),
+        pytest.param(TRAINING, {"command": "/nowhere/llmlaunch"}, id="no llmlaunch"),
+        pytest.param(TRAINING, {"answers": "sleep 100", "seconds": 1}, id="a slow one"),
+        pytest.param("#!/bin/bash\nif [ ((\n", {"answers": "echo error: asked; exit 3"}, id="no bash"),
     ],
 )
-def test_else_it_is_submitted_without_a_word(
-    sbatch: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-    script: str,
-    argument: str,
-    options: dict[str, str | int],
-) -> None:
-    slow = tmp_path / "slow"
-    slow.write_text("#!/bin/sh\nsleep 100\n")
-    slow.chmod(0o755)
-    if options.get("command") == "SLOW":
-        options = {**options, "command": str(slow)}
-    answer = sbatch(script, argument, refuse=True, **options)
+def test_otherwise_the_job_is_submitted_silently(sbatch: Submit, script: str, options: dict[str, Any]) -> None:
+    answer = sbatch(script, refuse=True, **options)
     assert "Submitted batch job" in answer.stdout
     assert answer.stderr == ""
-    assert not Path("/tmp/never").exists()
-    assert not Path("never").exists()
+
+
+def test_arguments_of_the_script_reach_llmlaunch_as_they_are(sbatch: Submit, tmp_path: Path) -> None:
+    argument = f"$(touch {tmp_path}/never); '; touch {tmp_path}/never"
+    assert "Submitted batch job" in sbatch(TRAINING, argument, answers=f'printf "%s\\n" "$@" > {tmp_path}/words').stdout
+    assert f"1={argument}" in (tmp_path / "words").read_text().splitlines()
+    assert not (tmp_path / "never").exists()

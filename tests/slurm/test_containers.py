@@ -4,7 +4,6 @@ in for it, in pyxis/, makes containers as pyxis 0.24.0 and enroot 4.1.2 were see
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import shutil
@@ -115,26 +114,6 @@ def a_container_that_is_slow_to_go_does_not_cost_the_verdict(person: Person) -> 
     assert "the training step does not end; it is left" in training.log()
     assert training.status()["state"] == "succeeded"
     assert training.phase()["phase"] == "succeeded"
-
-
-def a_recipes_container_is_looked_into_on_one_node_and_remembered(person: Person) -> None:
-    """`llmlaunch doctor --container`: the interpreter inside and what it finds are real."""
-    seen = person.folder("seen")
-    programs = stand_in(person, "apptainer", APPTAINER.format(seen=seen))
-    (person.home / "box.sif").write_text(IMAGE)
-    (person.home / "recipe.yaml").write_text(
-        QUICKSTART.read_text()
-        + f"\npython: {sys.executable}\ncontainer: {{image: box.sif, runtime: apptainer}}\n"
-        + f"slurm: {{partition: train}}\nsetup: ['PATH={programs}:$PATH']\n"
-    )
-    deepspeed = importlib.metadata.version("deepspeed")
-    doctor = person.llmlaunch("doctor", "--container", "recipe.yaml", code=0, OMP_NUM_THREADS="1")
-    assert f"deepspeed           {deepspeed}\n" in doctor.stdout
-    job, *called = (seen / "0").read_text().splitlines()
-    assert job.isdigit()
-    assert called[:5] == ["exec", "--no-home", str(person.home / "box.sif"), "bash", "-c"]
-    checked = person.llmlaunch("check", "-v", "recipe.yaml", code=0).stdout
-    assert f"Assumed: DeepSpeed {deepspeed}, as llmlaunch doctor saw" in checked
 
 
 class Box:
@@ -261,7 +240,6 @@ STORIES = by_name(
     folders_that_pyxis_left_behind_cost_a_try_and_no_node_is_blamed,
     a_container_that_is_slow_to_go_does_not_cost_the_verdict,
     the_container_command_reaches_every_node_with_what_the_recipe_names,
-    a_recipes_container_is_looked_into_on_one_node_and_remembered,
     an_image_that_is_not_there_ends_the_job_and_is_named,
     a_registrys_image_is_imported_once_a_life_on_each_node_and_anew_where_it_was_refused,
     a_node_without_room_for_the_image_gives_its_place_to_a_spare_one,

@@ -2,7 +2,7 @@
 
 The fields are found in the recipe's JSON Schema, so that none is forgotten when one is added. Each must either be
 refused in a sentence that names it, or arrive as it was; and nowhere may a command in it have run. A text that must
-stand alone in a recipe is rendered with each attack and submitted with one of them, in `make soak` with each.
+stand alone in a recipe is rendered with each attack; `make soak` also submits it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import settings
 from one_machine import wait_until
-from person import BOTH_ENDS, Person
+from person import LIVED_ON, SOAK, Person
 
 from llmlaunch.cli.main import cli
 from llmlaunch.errors import UserError
@@ -41,7 +40,6 @@ QUICKSTART = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
 # the text is taken for code.
 CANARY = Path(tempfile.gettempdir()) / f"llmlaunch-canary-{secrets.token_hex(8)}"
 RUN = f"touch {CANARY}"
-SOAK = settings().max_examples > 100
 ATTACKS = {
     "quotes": f"x' \"; {RUN}; \\\" $({RUN}) `{RUN}` && {RUN} #'",
     "lines": f"x\n#SBATCH --comment=taken\n{RUN}\n",
@@ -211,17 +209,12 @@ def submitted(person: Person, recipe: dict[str, Any], folder: Path) -> str:
     return json.loads((folder / "run" / "submission.json").read_text())["job_id"] if done.returncode == 0 else ""
 
 
-def attacks_of(place: Place) -> list[str]:
-    """With which a text that must stand alone is submitted."""
-    return [*ATTACKS] if SOAK else [[*ATTACKS][PLACES.index(place) % len(ATTACKS)]]
-
-
 def nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives(attack: str, person: Person) -> None:
     text = ATTACKS[attack]
     taken = [place for place, said in refusals(attack).items() if not said]
     together = HARMLESS
     for at, place in enumerate(taken):
-        if place in ON_ITS_OWN and person.site == BOTH_ENDS[0] and attack in attacks_of(place):
+        if place in ON_ITS_OWN and SOAK and person.is_root:
             submitted(person, alone(place, attack), person.folder(f"{attack}-{at}"))
         elif place not in ON_ITS_OWN:
             together = with_text(together, place, text)
@@ -246,7 +239,7 @@ STORIES = cases(
 )
 
 
-@pytest.mark.parametrize("site", BOTH_ENDS)
+@pytest.mark.parametrize("site", LIVED_ON)
 @pytest.mark.parametrize(("attack", "story"), [*zip(ATTACKS, STORIES.values(), strict=True)], ids=ATTACKS)
 def test_on_a_cluster(
     stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, attack: str, story: Story

@@ -1,6 +1,6 @@
 """The life of jobs on a real cluster: told, saved, come back, given up.
 
-As root where limits are enforced, and as a normal user where they are not.
+As root where limits are enforced; in `make soak` also as a normal user where they are not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from one_machine import IN_QUEUE, wait_until
-from person import BOTH_ENDS, SMALL_DISK, Person, person_with_a_cluster
+from person import LIVED_ON, SMALL_DISK, Person, person_with_a_cluster
 from training import FAILS_AFTER_SAVING, FAILS_WHEN_TOLD, script, slow_saver
 
 from support.side_by_side import Story, by_name
@@ -46,9 +46,7 @@ class Nodes:
 
     def __init__(self, person: Person) -> None:
         self.every = person.cluster.nodes
-        self.common, self.cut, self.cut_for_good, self.preempted = (
-            self.every[:5], self.every[5:8], self.every[8:10], self.every[10:]
-        )  # fmt: skip
+        self.common, self.cut, self.preempted = self.every[:4], self.every[4:7], self.every[7:]
 
     def only(self, nodes: list[str]) -> str:
         return "slurm.exclude=" + ",".join(node for node in self.every if node not in nodes)
@@ -116,19 +114,6 @@ def a_job_whose_node_loses_power_goes_on_on_another(person: Person, folder: Path
     assert {node["node"] for node in training.status()["nodes"]} == {*nodes.cut} - {lost}
 
 
-def a_job_that_may_not_come_back_names_the_node_that_failed(person: Person, folder: Path, nodes: Nodes) -> None:
-    words = ("nodes=2", nodes.only(nodes.cut_for_good), "restart=none", "slurm.no-requeue=true")
-    training = slow_saver(person, folder, *words, steps=1000)
-    training.wait_for_step(2)
-    here = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()
-    (lost,) = {*nodes.cut_for_good} - {here}
-    person.cluster.do("kill-node", person.cluster.number(lost))
-    training.wait_for_end()
-    said = training.phase()
-    assert said["phase"] == "failed"
-    assert lost in said["reason"], said
-
-
 def a_job_that_dies_at_once_does_not_come_back(person: Person, folder: Path, nodes: Nodes) -> None:
     training = script(person, folder, "raise SystemExit(7)", nodes.only(nodes.common), "restart.backoff_seconds=0")
     training.wait_for_end()
@@ -140,42 +125,30 @@ def a_job_that_dies_at_once_does_not_come_back(person: Person, folder: Path, nod
 
 
 def a_job_that_fails_again_and_again_waits_and_is_given_up(person: Person, folder: Path, nodes: Nodes) -> None:
-    words = ("restart={times: 2, backoff_seconds: 10, within: queue}", nodes.only(nodes.common))
+    words = ("restart={times: 1, backoff_seconds: 10, within: queue}", nodes.only(nodes.common))
     training = script(person, folder, FAILS_AFTER_SAVING, *words)
-    training.wait(lambda it: it.status("2"), "the third attempt has ended")
+    training.wait(lambda it: it.status("1"), "the second attempt has ended")
     training.wait_for_end()
-    assert len(training.attempts()) == 3
-    assert training.steps() == [1, 2, 3, 4, 5, 6]
-    for before, after in (("0", "1"), ("1", "2")):
-        began = (training.run / "attempts" / f"{training.job}.{after}").stat().st_mtime
-        assert began - training.status(before)["ended_at"] >= 9
+    assert training.attempts() == [f"{training.job}.0", f"{training.job}.1"]
+    assert training.steps() == [1, 2, 3, 4]
+    began = (training.run / "attempts" / training.attempts()[1]).stat().st_mtime
+    assert began - training.status("0")["ended_at"] >= 9
     said = training.phase()
     assert said["phase"] == "failed"
     assert "exited with 3" in said["reason"], said
 
 
 def where_requeueing_is_forbidden_a_chain_of_jobs_goes_on(person: Person, folder: Path, nodes: Nodes) -> None:
-    words = ("slurm.partition=once", "restart={times: 2, by: chain, within: queue}", nodes.only(nodes.common))
+    words = ("slurm.partition=once", "restart={times: 1, by: chain, within: queue}", nodes.only(nodes.common))
     training = script(person, folder, FAILS_AFTER_SAVING, *words)
-    training.wait(lambda it: len(it.steps()) == 6, "three jobs have trained")
+    training.wait(lambda it: len(it.steps()) == 4, "two jobs have trained")
     wait_until(
         lambda: not person.ask("squeue", "-h", "-t", IN_QUEUE, "-n", "quickstart", "-p", "once", "-o", "%i"),
         "the chain is over",
     )
-    assert training.steps() == [1, 2, 3, 4, 5, 6]
-    assert len({attempt.partition(".")[0] for attempt in training.attempts()}) == 3
+    assert training.steps() == [1, 2, 3, 4]
+    assert len({attempt.partition(".")[0] for attempt in training.attempts()}) == 2
     assert training.phase()["phase"] == "failed"
-
-
-def a_stop_file_ends_a_job_in_order(person: Person, folder: Path, nodes: Nodes) -> None:
-    training = slow_saver(person, folder, "nodes=2", nodes.only(nodes.common), steps=1000)
-    training.wait_for_step(2)
-    person.ask("touch", str(training.run / "stop"))
-    training.wait_for_end()
-    assert training.saved_step() >= 2
-    assert training.phase()["phase"] == "stopped"
-    assert training.times_told() == {0: 1, 1: 1}
-    assert len(training.attempts()) == 1
 
 
 def a_job_whose_disk_is_full_trains_to_its_end_and_says_so(person: Person, folder: Path, nodes: Nodes) -> None:
@@ -188,15 +161,6 @@ def a_job_whose_disk_is_full_trains_to_its_end_and_says_so(person: Person, folde
     said = training.phase()
     assert (said["phase"], said["state"]) == ("unknown", "COMPLETED"), said
     assert "no space is left on the disk" in said["reason"], said
-
-
-def four_nodes_train_together(person: Person, folder: Path, nodes: Nodes) -> None:
-    training = slow_saver(person, folder, "nodes=4", nodes.only(nodes.common), steps=3)
-    training.wait_for_end()
-    assert training.phase()["phase"] == "succeeded"
-    ran = [node["node"] for node in training.status()["nodes"]]
-    assert len(ran) == 4
-    assert {*ran} < {*nodes.common}
 
 
 def a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
@@ -214,6 +178,7 @@ def a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
         controller.wait(120)
         training.wait_for_step(2)
         person.ask("touch", str(training.checkpoints / "fail"))
+        # From some release after 24.11 on, srun does not end while the controller is away; it is left.
         training.wait(lambda it: "scontrol requeue: " in it.log(), "the job could not be requeued")
         cluster.start_controller()
         # SLURM now takes a minute to clean up after the first attempt.
@@ -228,23 +193,20 @@ LIVES = by_name(
     a_job_that_fails_again_and_again_waits_and_is_given_up,
     where_requeueing_is_forbidden_a_chain_of_jobs_goes_on,
     a_preempted_job_saves_in_its_grace_time_and_comes_back,
-    a_job_that_may_not_come_back_names_the_node_that_failed,
     a_job_that_dies_at_once_does_not_come_back,
     a_cancelled_job_saves_and_stays_away,
-    a_stop_file_ends_a_job_in_order,
-    four_nodes_train_together,
     *([a_job_whose_disk_is_full_trains_to_its_end_and_says_so] if os.getuid() == 0 else []),  # mounting takes root
 )
 
 
-SIDE_BY_SIDE = len(BOTH_ENDS) * len(LIVES)
+SIDE_BY_SIDE = len(LIVED_ON) * len(LIVES)
 
 
 def lived(life: Story, person: Person) -> None:
     life(person, person.folder(life.__name__), Nodes(person))
 
 
-@pytest.mark.parametrize("site", BOTH_ENDS)
+@pytest.mark.parametrize("site", LIVED_ON)
 @pytest.mark.parametrize("story", [partial(lived, life) for life in LIVES.values()], ids=LIVES)
 def test_life(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, story: Story) -> None:
     stories[request.node.nodeid].result()

@@ -23,16 +23,6 @@ SAY = """\
 import os
 print("rank", os.environ["RANK"], "on", os.environ["LLMLAUNCH_NODE"], flush=True)
 """
-# All four meet first, as in a training, by real torch.
-MEET = """\
-import os, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-assert total.item() == dist.get_world_size() == 4
-print("rank", dist.get_rank(), "on", os.environ["LLMLAUNCH_NODE"], flush=True)
-dist.destroy_process_group()
-"""
 
 
 def site(person: Person, fast: list[tuple[int, int]] | None) -> str:
@@ -48,16 +38,16 @@ def site(person: Person, fast: list[tuple[int, int]] | None) -> str:
     return f"cluster={person.home / 'site.yaml'}"
 
 
-def trainer(person: Person, text: str) -> str:
-    """The recipe's key for SAY or MEET."""
-    (person.home / "trainer.py").write_text(text)
+def trainer(person: Person) -> str:
+    """The recipe's key for SAY."""
+    (person.home / "trainer.py").write_text(SAY)
     return backend(person.home / "trainer.py")
 
 
-def on_four_nodes(person: Person, *words: str, text: str = SAY) -> Training:
+def on_four_nodes(person: Person, *words: str) -> Training:
     """A job that has ended well, on the first four nodes."""
     first = f"slurm.nodelist='{','.join(person.cluster.nodes[:4])}'"
-    training = submit(person, person.home, "nodes=4", trainer(person, text), first, *words, "--follow")
+    training = submit(person, person.home, "nodes=4", trainer(person), first, *words, "--follow")
     assert len(nodes_by_rank(training)) == 4
     return training
 
@@ -93,7 +83,7 @@ def without_matrix_and_topology_the_order_is_slurms_and_the_record_says_so(perso
 
 def placement_that_fails_leaves_slurms_order_and_the_job_succeeds(person: Person) -> None:
     run = person.home / "run"
-    words = ("nodes=4", "cluster=cpu-x1", f"python={person.python}", trainer(person, SAY))
+    words = ("nodes=4", "cluster=cpu-x1", f"python={person.python}", trainer(person))
     said = person.llmlaunch("render", QUICKSTART, *words, "-o", run, code=0)
     (run / "placement.json").write_text('{"schema": 1, "layout": {"surprise": 1}, "bytes": {}}')
     nodes = person.cluster.nodes[:4]
@@ -114,7 +104,7 @@ def the_network_is_measured_in_an_allocation_and_the_next_job_is_placed_by_it(pe
     saved = json.loads((person.home / "site.links.json").read_text())
     assert saved["nodes"] == nodes
     assert saved["measured"]["devices_per_node"] == 1
-    assert decision(on_four_nodes(person, words, text=MEET))["source"] == "matrix"
+    assert decision(on_four_nodes(person, words))["source"] == "matrix"
 
 
 def without_a_matrix_slurms_own_topology_decides(person: Person) -> None:

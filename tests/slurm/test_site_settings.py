@@ -1,4 +1,4 @@
-"""What sites set differently: limits, requeueing, CPU binding."""
+"""What sites set differently: requeueing and CPU binding."""
 
 from __future__ import annotations
 
@@ -16,28 +16,10 @@ pytestmark = pytest.mark.slurm
 COUNTS_ITS_CPUS = "import os, pathlib\npathlib.Path('cpus').write_text(str(len(os.sched_getaffinity(0))))\n"
 
 
-def test_a_request_that_can_never_run_waits_under_default_limits_and_is_refused_under_enforced_ones(
-    anyone: Person,
-) -> None:
-    days = ("--partition=debug", "--time=30-0", "--hold", "--wrap=true")
-    done = anyone.call("sbatch", *days)
-    if anyone.cluster.settings["LIMITS"] == "enforced":
-        assert done.returncode == 1
-        assert "Requested time limit is invalid" in done.stderr
-    else:
-        assert done.returncode == 0, done.stderr
-        assert anyone.ask("squeue", "-h", "-o", "%r").strip() in ("JobHeldUser", "PartitionTimeLimit")
-
-
 def requeue_of(person: Person, *options: str) -> str:
     job_id = person.ask("sbatch", "--parsable", "--hold", *options, "--wrap=true").strip()
     (word,) = (word for word in person.ask("scontrol", "show", "job", job_id).split() if word.startswith("Requeue="))
     return word
-
-
-def test_no_job_comes_back_in_the_partition_that_forbids_it(anyone: Person) -> None:
-    assert requeue_of(anyone) == requeue_of(anyone, "--requeue") == "Requeue=1"
-    assert requeue_of(anyone, "--no-requeue") == requeue_of(anyone, "--requeue", "--partition=once") == "Requeue=0"
 
 
 @pytest.fixture
