@@ -1,5 +1,5 @@
 """What a newcomer sees from an empty folder to a trusted run, typed into a real terminal: every screen fits, none is
-cut, and every one names the next step. The screens are kept under docs/screens/newcomer/.
+cut, and every one names the next step. The screens are kept under tests/golden/newcomer/.
 
 UPDATE_GOLDEN=1 writes them anew; look at the difference before committing it.
 """
@@ -16,7 +16,7 @@ from session import STEPS, Screen, Step, newcomer
 
 pytestmark = pytest.mark.frameworks
 
-SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens" / "newcomer"
+SCREENS = Path(__file__).resolve().parents[1] / "golden" / "newcomer"
 SIZES = ((80, 24), (120, 40))
 NUMBERS = {step.name: f"{number:02}" for number, step in enumerate(STEPS, 1)}
 

@@ -18,7 +18,7 @@ from support.node_rig import until
 
 RENDERED = Path(__file__).resolve().parents[1] / "data" / "runs" / "two_scripts.tar.xz"
 
-# In place of its trainer, for which this needs no torch: it goes on from its last step, and saves when it is told to end.
+# In place of its trainer, which needs torch: it goes on from its last step, and saves when it is told to end.
 TRAINER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -44,6 +44,7 @@ def run(tmp_path: Path) -> Path:
     directory = tmp_path / "run"
     with tarfile.open(RENDERED) as archive:
         archive.extractall(directory)
+    (directory / "trainer" / "train.py").write_text(TRAINER)
     for name in ("run.json", "arguments.json", "train.sh"):
         path = directory / name
         path.write_text(path.read_text().replace("/path/of/home", str(tmp_path)))

@@ -24,26 +24,26 @@ from llmlaunch.node.slurm_steps import StepOptions, allocated_nodes, step_enviro
 with open("run.json") as file:
     options = StepOptions.of(json.load(file)["job"], os.environ)
 nodes = allocated_nodes(os.environ)
-shows = "echo ${{CUDA_VISIBLE_DEVICES:-none}} $SLURM_CPUS_ON_NODE $SLURM_NTASKS"
+shows = "IFS=,; devices=($CUDA_VISIBLE_DEVICES); echo ${{#devices[@]}} $SLURM_CPUS_ON_NODE $SLURM_NTASKS"
 for name, chosen in (("all", nodes), ("one", nodes[1:])):
     words = options.srun(chosen, "errors", again=False, output=f"seen.{{name}}")
     subprocess.run([*words, "bash", "-c", shows], env=step_environment(os.environ), check=True)
 """
 
-# What is asked of SLURM and of the cluster profile: the GPUs and the cores of a task.
+# What is asked of SLURM and of the cluster profile: the number of GPUs and of cores of a task.
 ASKS = {
-    "slurm={gpus: 4}": ("0,1", "1"),
-    "slurm={gpus: 'h100:4', cpus-per-task: 4}": ("0,1", "4"),
-    "slurm={gpus: 4, cpus-per-gpu: 1}": ("0,1", "2"),
-    "slurm={gpus-per-node: 2, mem-per-gpu: 4G}": ("0,1", "1"),
-    "slurm={gpus-per-task: 2, mem-per-cpu: 8G}": ("0,1", "1"),
-    "slurm={gres: 'gpu:2', cpus-per-gpu: 2}": ("0,1", "4"),
-    "slurm={gres: 'gpu:h100:2', exclusive: true}": ("0,1", "4"),
-    "gpu_request: gpus-per-node": ("0,1", "1"),
-    "gpu_request: gpus-per-node, gpu_type: h100": ("0,1", "1"),
-    "gpu_request: gres": ("0,1", "1"),
-    "gpu_request: gpus-per-task, gpu_type: h100": ("0,1", "1"),
-    "gpu_request: none": ("none", "1"),
+    "slurm={gpus: 4}": ("2", "1"),
+    "slurm={gpus: 'h100:4', cpus-per-task: 4}": ("2", "4"),
+    "slurm={gpus: 4, cpus-per-gpu: 1}": ("2", "2"),
+    "slurm={gpus-per-node: 2, mem-per-gpu: 4G}": ("2", "1"),
+    "slurm={gpus-per-task: 2, mem-per-cpu: 8G}": ("2", "1"),
+    "slurm={gres: 'gpu:2', cpus-per-gpu: 2}": ("2", "4"),
+    "slurm={gres: 'gpu:h100:2', exclusive: true}": ("2", "4"),
+    "gpu_request: gpus-per-node": ("2", "1"),
+    "gpu_request: gpus-per-node, gpu_type: h100": ("2", "1"),
+    "gpu_request: gres": ("2", "1"),
+    "gpu_request: gpus-per-task, gpu_type: h100": ("2", "1"),
+    "gpu_request: none": ("0", "1"),
 }
 
 

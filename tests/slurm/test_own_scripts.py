@@ -103,7 +103,8 @@ class Script:
         (self.observed,) = (self.code / "observed").iterdir()
 
     def run(self, script: str, trainer: str) -> dict[str, Any]:
-        """Return what the trainer saw that the script started."""
+        """Return what the trainer saw that the script started; of the search path of Python llmlaunch's own folder
+        comes first."""
         (self.code / "train.py").write_text(NOTES + trainer)
         ended = self.slurm.run(self.home, script)
         logs = [path for pattern in ("slurm-*.out", "run/logs/*") for path in self.home.glob(pattern)]
@@ -111,6 +112,8 @@ class Script:
         file = self.code / "seen.json"
         seen: dict[str, Any] = json.loads(file.read_text())
         file.unlink()
+        path = seen["environment"].get("PYTHONPATH", "")
+        seen["environment"]["PYTHONPATH"] = path.partition("/hook:")[2] or path
         return seen
 
     def collected(self, ranks: int, nodes: int) -> int:
@@ -129,13 +132,11 @@ class Script:
         return (self.observed / "run.id").read_text().strip()
 
     def assert_the_recipe_starts_the_same(self, cluster: str, *variables: str) -> set[str]:
-        """In the same folder, by the same interpreter, with the same limits and variables; of the search path of Python
-        llmlaunch's own folder comes first. Return the flags that the recipe's trainer does not get."""
+        """In the same folder, by the same interpreter, with the same limits and variables. Return the flags that the
+        recipe's trainer does not get."""
         self.person.llmlaunch("init", "--from", "plain.sbatch", "-o", "recipe.yaml", "--cluster", cluster, code=0)
         self.person.llmlaunch("render", "recipe.yaml", "memory.accept=tight", "-o", "run", code=0)
         rendered = self.run("run/job.sbatch", "")
-        path = rendered["environment"].get("PYTHONPATH", "")
-        rendered["environment"]["PYTHONPATH"] = path.partition("/hook:")[2] or path
         for name in ("folder", "python", "core"):
             assert rendered[name] == self.seen[name]
         assert {name: rendered["environment"].get(name) for name in variables} == {
@@ -160,12 +161,12 @@ def test_a_megatron_script_is_observed_collected_checked_and_started_from_its_re
     progress = json.loads(next(directory.glob("attempts/*/progress.json")).read_text())
     assert (progress["step"], progress["steps"]) == (4, 4)
     assert progress["step_seconds"] > 0
-    recipe = (directory / "recipe.yaml").read_text()
-    assert "megatron-lm" in recipe
-    assert "zero_stage: 1" in recipe
     observed = json.loads(next(directory.glob("attempts/*/attempt.json")).read_text())["observed"]
     assert observed["batch_script"] == (person.home / "job.sbatch").read_text()
     worst = script.collected(ranks=2, nodes=2)
+    recipe = (directory / "recipe.yaml").read_text()
+    assert "megatron-lm" in recipe
+    assert "zero_stage: 1" in recipe
     assert "succeeded" in person.llmlaunch("status", directory).stdout
     assert "iteration        4/       4" in person.llmlaunch("logs", directory).stdout
 
