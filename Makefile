@@ -36,7 +36,7 @@ unit: install  ## what needs no server, no framework, no SLURM and breaks nothin
 
 soak: install install-frameworks  ## long repeats: the whole frozen corpus, property tests with many examples, SLURM's tests under three releases of it, lives of jobs in cgroups, faults twenty times, a simulated week; results in benchmarks/SOAK.md
 	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
-	$(RUN) -m pytest -m slurm; code=$$?; \
+	export HYPOTHESIS_PROFILE=soak; $(RUN) -m pytest -m slurm; code=$$?; \
 	LLMLAUNCH_SLURM_CGROUPS=1 $(RUN) -m pytest $(addprefix tests/slurm/test_,$(LIVES)) || code=1; \
 	for suite in trixie sid; do $(RUN) tests/releases/debian.py $$suite $(RUN) -m pytest -m slurm || code=1; done; exit $$code
 	LLMLAUNCH_FAULT_REPEATS=20 $(RUN) -m pytest -m "faults and not gpu" --junitxml=.soak.xml; code=$$?; \

@@ -63,7 +63,7 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """Chromium without a window, which notes what pages print and ask for."""
     from selenium import webdriver

@@ -159,10 +159,27 @@ def test_a_taken_port_is_named(slurm: Cluster, small: Cluster) -> None:
     assert f"port {slurm.port} is taken" in done.stderr
 
 
-def test_as_a_normal_user(slurm_packages: None) -> None:
+TOO_LONG = ("sbatch", "--partition=debug", "--time=30-0", "--hold", "--output=/dev/null", "--wrap=true")
+
+
+def test_limits_are_enforced_and_one_partition_puts_no_job_back(slurm: Cluster) -> None:
+    done = subprocess.run(TOO_LONG, env=slurm.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Requested time limit is invalid" in done.stderr
+    assert requeue_of(slurm) == requeue_of(slurm, "--requeue") == "Requeue=1"
+    assert requeue_of(slurm, "--no-requeue") == requeue_of(slurm, "--requeue", "--partition=once") == "Requeue=0"
+
+
+def requeue_of(cluster: Cluster, *options: str) -> str:
+    job = cluster.ask("sbatch", "--parsable", "--hold", "--output=/dev/null", *options, "--wrap=true").strip()
+    (word,) = (word for word in cluster.ask("scontrol", "show", "job", job).split() if word.startswith("Requeue="))
+    return word
+
+
+def test_as_a_normal_user_without_enforced_limits(slurm_packages: None) -> None:
     user = NORMAL_USER if os.getuid() == 0 else os.getuid()
     person = as_normal_user()
-    plain = new_cluster({"CPUS": "2", "CGROUPS": "1"})
+    plain = new_cluster({"CPUS": "2", "CGROUPS": "1", "LIMITS": "default"})
     # The checkout may lie where only root may look.
     scripts = shutil.copytree(CLUSTER_SH.parent, plain.directory.parent / "scripts")
     plain = replace(plain, script=scripts / "cluster.sh", prefix=person)
@@ -180,6 +197,8 @@ def test_as_a_normal_user(slurm_packages: None) -> None:
             *person, "srun", "-N2", shutil.which("python3", path="/usr/bin") or sys.executable, "-c", task
         )
         assert sorted(printed.splitlines()) == ["0 127.77.0.1", "1 127.77.0.2"]
+        plain.ask(*person, *TOO_LONG)
+        assert plain.ask(*person, "squeue", "-h", "-o", "%r").strip() in ("JobHeldUser", "PartitionTimeLimit")
         plain.ask(*person, "sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 603")
         wait_until(lambda: "RUNNING" in plain.ask(*person, "squeue", "-h", "-o", "%T"), "the job runs")
         plain.do("kill-node", "2")

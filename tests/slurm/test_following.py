@@ -8,14 +8,13 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from handmade import WAIT_FOR_GO, Output, run_directory, state, submit
+from handmade import Output, run_directory, state, submit
 from one_machine import Cluster, wait_until
 from person import Person
 from training import QUICKSTART, backend
@@ -159,22 +158,3 @@ def test_a_closed_terminal_ends_neither_the_job_nor_its_recording(person: Person
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "succeeded"
     (record,) = [record for record in person.measurements() if record["peak_kind"] == "resident"]
     assert record["run_state"] == "succeeded"
-
-
-def test_ctrl_c_in_a_terminal_ends_the_looking_and_says_how_to_look_again(person: Person, tmp_path: Path) -> None:
-    submission = submit(run_directory(tmp_path / "run", WAIT_FOR_GO))
-    watcher = Terminal(person, "logs", "run", "--follow")
-    watcher.read_until("is running")
-    os.kill(watcher.pid, signal.SIGINT)
-    watcher.read_until("Stopped following")
-    wait_until(watcher.ended, "it has ended")
-    assert os.waitstatus_to_exitcode(watcher.code) == 0
-    assert state(submission).phase == "running"
-    (submission.run_dir / "go").touch()
-
-
-def test_a_job_that_fails_before_its_first_step_shows_its_last_lines(slurm: Cluster, tmp_path: Path) -> None:
-    submission = submit(run_directory(tmp_path / "run", "echo no such module >&2\nfinish 3 'bad'"))
-    said = io.StringIO()
-    assert follow(submission, Screen(said), poll_seconds=0.5).phase == "failed"
-    assert said.getvalue().splitlines()[-1] == "no such module"

@@ -1,4 +1,4 @@
-"""What sites set differently: requeueing and CPU binding."""
+"""What sites set differently: they describe themselves, and bind tasks to CPUs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from pathlib import Path
 import pytest
 from one_machine import running_cluster
 from person import Person, at_home
+from test_cluster import requeue_of
 from training import backend, submit
+
+from llmlaunch.cluster.load import load_cluster
 
 pytestmark = pytest.mark.slurm
 
 COUNTS_ITS_CPUS = "import os, pathlib\npathlib.Path('cpus').write_text(str(len(os.sched_getaffinity(0))))\n"
 
 
-def requeue_of(person: Person, *options: str) -> str:
-    job_id = person.ask("sbatch", "--parsable", "--hold", *options, "--wrap=true").strip()
-    (word,) = (word for word in person.ask("scontrol", "show", "job", job_id).split() if word.startswith("Requeue="))
-    return word
+def test_the_profile_a_cluster_drafts_of_itself_is_that_cluster(person: Person) -> None:
+    person.llmlaunch("init", "--site", "ours", code=0)
+    cluster = load_cluster("./ours.yaml", person.home)
+    assert (cluster.accelerator.name, cluster.devices_per_node, cluster.cpus_per_node) == ("h100-80gb", 8, 4)
+    assert cluster.host_memory_bytes == 62 * 2**30
+    assert (cluster.slurm["partition"], cluster.gpu_request) == ("train", "gpus-per-node")
+    assert "ours.yaml exists" in person.llmlaunch("init", "--site", "ours", code=2).stderr
 
 
 @pytest.fixture
@@ -32,7 +38,7 @@ def bound(slurm_packages: None, tmp_path: Path) -> Iterator[Person]:
 def test_the_trainers_have_the_cpus_that_the_profile_asks_for(bound: Person) -> None:
     every = len(os.sched_getaffinity(0))
     assert bound.ask("srun", "-N1", "-n1", "nproc") == "1\n"
-    assert [requeue_of(bound), requeue_of(bound, "--requeue")] == ["Requeue=0", "Requeue=1"]
+    assert [requeue_of(bound.cluster), requeue_of(bound.cluster, "--requeue")] == ["Requeue=0", "Requeue=1"]
     (bound.home / "trainer.py").write_text(COUNTS_ITS_CPUS)
     words = (f"cluster={{base: cpu-x1, cpus_per_node: {every}}}", backend(bound.home / "trainer.py"), "--follow")
     training = submit(bound, bound.home, *words)

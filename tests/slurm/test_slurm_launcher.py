@@ -7,10 +7,11 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from handmade import WAIT_FOR_GO, Output, phases, run_directory, state, submit, wait_for, write_submission
+from handmade import WAIT_FOR_GO, run_directory, state, submit, wait_for, write_submission
 from one_machine import Cluster, wait_until
 
 from llmlaunch.errors import SchedulerRefused
@@ -18,8 +19,6 @@ from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import cancel_mark, read_submission
 from llmlaunch.launchers.run_status import read_statuses
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
-from llmlaunch.watch.follow import follow
-from llmlaunch.watch.screen import Screen
 from support.command_line import CommandLine
 
 pytestmark = pytest.mark.slurm
@@ -27,47 +26,33 @@ pytestmark = pytest.mark.slurm
 UNKNOWN = "4000000"
 
 
-def test_success_is_the_job_s_own_word(slurm: Cluster, tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "finish 0 'all done'")
-    submission = submit(run_dir)
-    assert wait_for(submission, "succeeded") == JobState("succeeded", "COMPLETED", "all done", 0)
-    assert read_submission(run_dir) == submission
-    assert submission.launcher == "slurm"
-    assert (run_dir / "run.id").read_text().startswith("sample-")
+# What a job does, and what is known of it when it has ended.
+ENDS = {
+    "finish 0 'all done'": JobState("succeeded", "COMPLETED", "all done", 0),
+    "(finish 7 'rank 3 exited with 7')\nexit 0": JobState("failed", "COMPLETED", "rank 3 exited with 7", 7),
+    "finish 9 'rank 1 exited with 9'": JobState("failed", "FAILED", "NonZeroExitCode; rank 1 exited with 9", 9),
+    "exit 0": JobState("unknown", "COMPLETED", "SLURM says COMPLETED, but job N left no status.json"),
+    "exit 5": JobState("failed", "FAILED", "NonZeroExitCode", 5),
+}
 
 
-def test_exit_code_0_alone_is_no_success(slurm: Cluster, tmp_path: Path) -> None:
-    submission = submit(run_directory(tmp_path / "run", "exit 0"))
-    wait_until(lambda: state(submission).state == "COMPLETED", "SLURM says COMPLETED")
-    assert state(submission).phase == "unknown"
-    assert "left no status.json" in state(submission).reason
+def test_what_became_of_jobs_is_asked_at_once_and_is_what_they_said_themselves(slurm: Cluster, tmp_path: Path) -> None:
+    """Exit code 0 alone is no success, and SLURM's COMPLETED does not outweigh a failed rank."""
+    ended = {body: submit(run_directory(tmp_path / str(n), body)) for n, body in enumerate(ENDS)}
+    held = submit(run_directory(tmp_path / "held", "finish 0"), "--hold")
+    unknown = Submission("slurm", UNKNOWN, tmp_path, 1.7e9)
 
+    def states() -> dict[str, JobState]:
+        known = SlurmLauncher().states([*ended.values(), held, unknown])
+        assert known[held.job_id] == JobState("pending", "PENDING", "JobHeldUser")
+        assert known[UNKNOWN] == JobState("unknown", reason=f"SLURM does not know job {UNKNOWN}")
+        of_ended = {body: (known[job.job_id], job.job_id) for body, job in ended.items()}
+        return {body: replace(state, reason=state.reason.replace(job, "N")) for body, (state, job) in of_ended.items()}
 
-def test_slurm_s_completed_does_not_outweigh_a_failed_rank(slurm: Cluster, tmp_path: Path) -> None:
-    submission = submit(run_directory(tmp_path / "run", "(finish 7 'rank 3 exited with 7')\nexit 0"))
-    assert wait_for(submission, "failed") == JobState("failed", "COMPLETED", "rank 3 exited with 7", 7)
-
-
-def test_failure_tells_code_and_reason(slurm: Cluster, tmp_path: Path) -> None:
-    submission = submit(run_directory(tmp_path / "run", "finish 9 'rank 1 exited with 9'"))
-    failed = wait_for(submission, "failed")
-    assert failed == JobState("failed", "FAILED", "NonZeroExitCode; rank 1 exited with 9", 9)
-
-
-def test_failure_without_a_last_word_still_tells_the_code(slurm: Cluster, tmp_path: Path) -> None:
-    submission = submit(run_directory(tmp_path / "run", "exit 5"))
-    wait_for(submission, "failed")
-    wait_until(lambda: state(submission).exit_code == 5, "sacct -c knows the exit code")
-
-
-def test_pending_tells_the_reason_then_runs(slurm: Cluster, tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
-    submission = submit(run_dir, "--hold")
-    assert wait_for(submission, "pending") == JobState("pending", "PENDING", "JobHeldUser")
-    slurm.ask("scontrol", "release", submission.job_id)
-    assert wait_for(submission, "running").state == "RUNNING"
-    (run_dir / "go").touch()
-    wait_for(submission, "succeeded")
+    wait_until(lambda: states() == ENDS, "all have ended", instead=states)
+    assert SlurmLauncher().states([]) == {}
+    assert read_submission(tmp_path / "0") == ended["finish 0 'all done'"]
+    assert (tmp_path / "0" / "run.id").read_text().startswith("sample-")
 
 
 def test_a_node_that_is_silent_when_the_job_ends_keeps_it_for_a_while(slurm: Cluster, tmp_path: Path) -> None:
@@ -88,14 +73,6 @@ def test_a_node_that_is_silent_when_the_job_ends_keeps_it_for_a_while(slurm: Clu
         for daemon in daemons:
             daemon.resume()
     wait_for(submission, "succeeded")
-
-
-def test_cancel(slurm: Cluster, tmp_path: Path) -> None:
-    submission = submit(run_directory(tmp_path / "run", WAIT_FOR_GO))
-    wait_for(submission, "running")
-    assert SlurmLauncher().cancel(submission) is True
-    assert wait_for(submission, "cancelled", "failed").state == "CANCELLED"
-    assert SlurmLauncher().cancel(submission) is False  # an ended job is left alone
 
 
 def test_a_job_that_has_succeeded_is_not_told_to_stop(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
@@ -132,20 +109,6 @@ def test_a_refusal_is_told_in_sbatch_s_own_words(
     wait_for(submit(run_dir), "succeeded")  # mended, it may be submitted again
 
 
-def test_an_unknown_job_is_unknown_and_not_failed(slurm: Cluster, tmp_path: Path) -> None:
-    unknown = Submission("slurm", UNKNOWN, tmp_path, 1.7e9)
-    assert state(unknown) == JobState("unknown", reason=f"SLURM does not know job {UNKNOWN}")
-
-
-def test_many_jobs_are_asked_for_at_once(slurm: Cluster, tmp_path: Path) -> None:
-    good = [submit(run_directory(tmp_path / f"good{i}", "finish 0")) for i in range(5)]
-    bad = submit(run_directory(tmp_path / "bad", "finish 3"))
-    held = submit(run_directory(tmp_path / "held", "finish 0"), "--hold")
-    every = [*good, bad, held, Submission("slurm", UNKNOWN, tmp_path, 1.7e9)]
-    wait_until(lambda: phases(every) == [*["succeeded"] * 5, "failed", "pending", "unknown"], "all have ended")
-    assert SlurmLauncher().states([]) == {}
-
-
 def test_the_environment_does_not_override_the_script(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,39 +141,6 @@ def test_node_ranks_follow_slurm_s_order(slurm: Cluster, tmp_path: Path) -> None
     assert [ranks[rank] for rank in range(11)] == slurm.nodes
     assert slurm.nodes[8:] in (["node9", "node10", "node11"], ["127.77.0.9", "127.77.0.10", "127.77.0.11"])
     assert (run_dir / "master").read_text().strip() == ranks[0]
-
-
-def test_follow_from_the_queue_to_the_end(slurm: Cluster, tmp_path: Path) -> None:
-    body = "srun --output=logs/$attempt.%N.log bash -c 'echo rank $SLURM_NODEID'\nfinish $?"
-    run_dir = run_directory(tmp_path / "run", body, nodes=2)
-    submission = submit(run_dir, "--hold")
-
-    def release(text: str) -> None:
-        if "JobHeldUser" in text:
-            slurm.ask("scontrol", "release", submission.job_id)
-
-    output = Output(release)
-    assert follow(submission, Screen(output), raw=True, poll_seconds=0.5).phase == "succeeded"
-    lines = output.getvalue().splitlines()
-    assert lines[0].startswith(f"Job {submission.job_id} is waiting: JobHeldUser (it is held until somebody types")
-    names = (path.name.removeprefix(f"{submission.job_id}.0.") for path in (run_dir / "logs").glob("*.log"))
-    first, second = sorted(name.removesuffix(".log") for name in names if name != "job.log")
-    assert {f"{first}: rank 0", f"{second}: rank 1"} <= set(lines)
-
-
-def test_a_requeued_job_is_followed_into_its_next_attempt(slurm: Cluster, tmp_path: Path) -> None:
-    body = "echo attempt $attempt\n[ ${SLURM_RESTART_COUNT:-0} = 0 ] && sleep 600\nfinish 0"
-    run_dir = run_directory(tmp_path / "run", body)
-    submission = submit(run_dir)
-
-    def requeue(text: str) -> None:
-        if text == f"attempt {submission.job_id}.0\n":
-            slurm.ask("scontrol", "requeue", submission.job_id)
-
-    output = Output(requeue)
-    assert follow(submission, Screen(output), raw=True, poll_seconds=0.5).phase == "succeeded"
-    lines = output.getvalue().splitlines()
-    assert lines.index(f"attempt {submission.job_id}.0") < lines.index(f"attempt {submission.job_id}.1")
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["running", "waiting"])

@@ -109,6 +109,7 @@ def test_a_job_that_was_started_by_hand_is_shown_from_the_queue_to_its_end(
     assert f"its job {job} is pending" in llmlaunch("resume", run_dir, code=2).stderr
     slurm.ask("scontrol", "release", job)
     wait_until(lambda: llmlaunch.json("status", run_dir)["phase"] == "running", "it runs")
+    assert f"its job {job} is running" in llmlaunch("resume", run_dir, code=2).stderr
     (run_dir / "go").touch()
     wait_until((run_dir / "status.json").exists, "the job has ended")
     assert llmlaunch.json("status", run_dir)["phase"] == "succeeded"
@@ -163,16 +164,6 @@ def test_a_job_nobody_knows_is_resumed_only_anyway(slurm: Cluster, llmlaunch: Co
     write_submission(run_dir, "4000000")
     assert "nobody knows whether its job 4000000 has ended" in llmlaunch("resume", run_dir, code=2).stderr
     llmlaunch("resume", run_dir, "--anyway")
-
-
-def test_a_bare_sbatch_job_that_still_runs_is_not_doubled(
-    slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
-) -> None:
-    run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
-    (run_dir / "logs").mkdir()
-    job = slurm.ask("sbatch", "--parsable", f"--chdir={run_dir}", str(run_dir / "job.sbatch")).strip()
-    wait_until((run_dir / "attempts").exists, "the job runs")
-    assert f"its job {job} is running" in llmlaunch("resume", run_dir, code=2).stderr
 
 
 def chained(path: Path, body: str, times: int) -> Path:
