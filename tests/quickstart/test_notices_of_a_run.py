@@ -46,10 +46,12 @@ def test_a_run_that_hangs_notifies_a_command_and_a_webhook_that_hangs_too(tmp_pa
         submit = ("submit", RECIPE, *recipe, "--local", "-o", "run")
         dry = run_llmlaunch(tmp_path, *submit, "--dry-run", timeout=300, **variables)
         assert re.search(r"notices to +127\.0\.0\.1 \(\$TRAINING_CHANNEL\) and the command sh: all", dry.stdout)
-        said = run_llmlaunch(tmp_path, *submit, "--follow", code=None, timeout=300, **variables)
+        said = run_llmlaunch(tmp_path, *submit, "--follow", "--json", code=None, timeout=300, **variables)
         assert SECRET not in dry.stdout + said.stdout + said.stderr
+        submission = json.loads(said.stdout)  # alone on stdout, also while following
         run = tmp_path / "run"
         status = json.loads((run / "status.json").read_text())
+        assert (submission["launcher"], submission["run_dir"]) == ("local", str(run))
         assert (status["state"], status["cause"]["kind"]) == ("failed", "hung")
         assert not receiver.released.is_set()
         start, first, stall, end = told(run, receiver, 4)

@@ -172,18 +172,6 @@ def folders_that_pyxis_left_behind_cost_a_try_and_no_node_is_blamed(person: Pers
     assert training.status()["state"] == "succeeded"
 
 
-def an_image_that_is_not_there_ends_the_job_and_is_named(person: Person) -> None:
-    saved = person.home / "saved"
-    saves = ("training.save_interval=2", f"training.checkpoint_path={saved}")  # so it would come back
-    training = Box(person, "/images/box.sqsh").trains(TRAINS, *saves, code=1)
-    status = training.status()
-    assert status["cause"]["kind"] == "container", training.log()
-    assert status["next"]["why"] == "a restart would end in container again"
-    assert "the container does not start" in training.said.stdout
-    assert "No such file or directory: /images/box.sqsh" in training.said.stdout
-    assert len(training.attempts()) == 1
-
-
 def a_registrys_image_is_imported_once_a_life_on_each_node_and_anew_where_it_was_refused(person: Person) -> None:
     """What the trainers then see is the container as pyxis makes it."""
     box = Box(person, REGISTRY_IMAGE)
@@ -240,7 +228,6 @@ STORIES = by_name(
     folders_that_pyxis_left_behind_cost_a_try_and_no_node_is_blamed,
     a_container_that_is_slow_to_go_does_not_cost_the_verdict,
     the_container_command_reaches_every_node_with_what_the_recipe_names,
-    an_image_that_is_not_there_ends_the_job_and_is_named,
     a_registrys_image_is_imported_once_a_life_on_each_node_and_anew_where_it_was_refused,
     a_node_without_room_for_the_image_gives_its_place_to_a_spare_one,
     an_image_that_the_registry_does_not_have_ends_the_job_and_is_named,

@@ -74,13 +74,6 @@ def ranks_follow_the_order_that_a_measured_matrix_makes_best(person: Person) -> 
     assert steps == {frozenset(pair) for pair in [(0, 2), (2, 1), (1, 3), (3, 0)]}
 
 
-def without_matrix_and_topology_the_order_is_slurms_and_the_record_says_so(person: Person) -> None:
-    training = on_four_nodes(person, site(person, None))
-    assert decision(training)["source"] == "slurm"
-    assert "no measured matrix" in decision(training)["why"]
-    assert nodes_by_rank(training) == person.cluster.nodes[:4]
-
-
 def placement_that_fails_leaves_slurms_order_and_the_job_succeeds(person: Person) -> None:
     run = person.home / "run"
     words = ("nodes=4", "cluster=cpu-x1", f"python={person.python}", trainer(person))
@@ -126,7 +119,6 @@ STORIES = by_name(
     the_network_is_measured_in_an_allocation_and_the_next_job_is_placed_by_it,
     ranks_follow_the_order_that_a_measured_matrix_makes_best,
     without_a_matrix_slurms_own_topology_decides,
-    without_matrix_and_topology_the_order_is_slurms_and_the_record_says_so,
     placement_that_fails_leaves_slurms_order_and_the_job_succeeds,
 )
 

@@ -113,9 +113,9 @@ def a_lost_node_is_left_out_by_name_until_it_is_forgiven(person: Person) -> None
     assert f"{lost} left out until" in following.said.stderr
     assert "SLURM says NODE_FAIL" in following.said.stderr
     assert f"ExcNodeList={lost}" in person.ask("scontrol", "show", "job", following.job)
-    person.ask("scancel", following.job)
     assert "1 failure forgiven" in person.llmlaunch("nodes", "--forgive", lost, code=0).stderr
     assert person.json("nodes")["nodes"] == []
+    person.ask("scancel", following.job)
 
 
 def a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_again(person: Person) -> None:
