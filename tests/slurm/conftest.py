@@ -68,7 +68,10 @@ def stories(
     cluster = request.getfixturevalue("slurm_cluster") if None in sites else None
     homes = tmp_path_factory.mktemp(request.path.stem)
     with ExitStack() as stack:
-        people = {site: stack.enter_context(person_with_a_cluster(site, 11)) for site in sorted(sites - {None})}
+        settings = getattr(request.module, "SETTINGS", {})
+        people = {
+            site: stack.enter_context(person_with_a_cluster(site, 11, **settings)) for site in sorted(sites - {None})
+        }
 
         def tell(number: int, parameters: dict[str, Any]) -> None:
             person = people.get(parameters.get("site")) or at_home(cluster, homes / str(number))

@@ -140,11 +140,12 @@ def interpreter(path: Path, python: str = sys.executable) -> Path:
 
 
 @contextmanager
-def person_with_a_cluster(site: str, nodes: int) -> Iterator[Person]:
-    """`site` is one of BOTH_ENDS."""
+def person_with_a_cluster(site: str, nodes: int, **settings: str) -> Iterator[Person]:
+    """`site` is one of BOTH_ENDS, `settings` are cluster.sh's."""
     who, limits = site.split("-")
     prefix = as_normal_user() if who == "user" else ()
-    cluster = replace(new_cluster({"CPUS": "4", "LIMITS": limits, "GRACE_SECONDS": "20"}), prefix=prefix)
+    settings = {"CPUS": "4", "LIMITS": limits, "GRACE_SECONDS": "20", **settings}
+    cluster = replace(new_cluster(settings), prefix=prefix)
     # The checkout may lie where only root may look.
     scripts = shutil.copytree(cluster.script.parent, cluster.directory.parent / "scripts")
     cluster = replace(cluster, script=scripts / "cluster.sh")

@@ -8,30 +8,29 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from one_machine import wait_until
-from person import Person, person_with_a_cluster
+from person import Person
 from training import Training, slow_saver, submit
 
-from support.side_by_side import Story, asked_for, by_name
+from support.side_by_side import Story, by_name
 
 pytestmark = pytest.mark.slurm
 
-SLURMS_DEFAULT = "SlurmdTimeout=300"
+SETTINGS = {"NODE_SECONDS": "300"}  # SLURM's default
 TOGETHER = ("--together", "--save-interval", 5)
 
 
-def lose(person: Person, training: Training, batch_host: bool) -> str:
-    """Cut the power of a node that trains, the one with the batch script or another; its name."""
+def lose(person: Person, training: Training) -> str:
+    """Cut the power of a node that trains, not of the one with the batch script; its name."""
     here = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()
-    trains = [str(rank["node"]) for rank in training.ranks("0")]
-    lost = here if batch_host else next(node for node in trains if node != here)
+    lost = next(str(rank["node"]) for rank in training.ranks("0") if rank["node"] != here)
     person.cluster.do("kill-node", person.cluster.number(lost))
     return lost
 
@@ -65,10 +64,10 @@ def a_spare_node_takes_the_place_of_a_lost_one_before_slurm_knows_and_stays_when
     person: Person, folder: Path
 ) -> None:
     """SLURM would end the job, if it had the lost node still."""
-    words = ("nodes=3", "spare_nodes=1", "training.global_batch_size=6", only_on(person, range(4)))
+    words = ("nodes=2", "spare_nodes=1", only_on(person, range(3)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
-    lost = lose(person, training, batch_host=False)
+    lost = lose(person, training)
     goes_on_without(training, lost)
     assert "down" not in person.ask("sinfo", "-h", "-N", "-n", lost, "-o", "%T")
     person.ask("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=lost")
@@ -116,10 +115,10 @@ def goes_on_without(training: Training, lost: str) -> None:
 
 def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path) -> None:
     """And starts again before SLURM knows of the lost node."""
-    words = ("nodes=2", "restart.backoff_seconds=0", only_on(person, range(4, 8)))
+    words = ("nodes=2", "restart.backoff_seconds=0", only_on(person, range(3, 6)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
-    lost = lose(person, training, batch_host=False)
+    lost = lose(person, training)
     training.wait(lambda it: it.status("0"), "the first attempt has ended")
     assert training.status("0")["next"]["action"] == "requeue"
     training.wait_for_step(1, "1")
@@ -133,11 +132,11 @@ def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path)
 def without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows(person: Person, folder: Path) -> None:
     tiny = "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, vocab_size: 256}"
     words = (tiny, "nodes={count: 2, at_least: 1}", "layout.zero_stage=1", "data={mock: true}", "training.steps=100000")
-    saved = (f"training.checkpoint_path={folder / 'checkpoints'}", "training.save_interval=20")
-    training = submit(person, folder, *words, *saved, "training.global_batch_size=64", only_on(person, range(4, 8)))
+    saved = (f"training.checkpoint_path={folder / 'checkpoints'}", "training.save_interval=4")
+    training = submit(person, folder, *words, *saved, "training.global_batch_size=64", only_on(person, range(6, 8)))
     assert "1 node: " in training.said.stdout  # what it would cost
-    training.wait_for_step(22)
-    lost = lose(person, training, batch_host=False)
+    training.wait_for_step(5)
+    lost = lose(person, training)
     training.wait(lambda it: len(it.steps("1")) > 1, "a step on one node")
     assert is_the_same_job(training)
     status, begun = training.status("0"), training.of_attempt("1", "attempt.json")
@@ -171,35 +170,19 @@ STORIES = by_name(
 )
 
 
-LAST = without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows  # on nodes that another story has left
-
-
 def only_on(person: Person, numbers: range) -> str:
     """Leave the nodes of other numbers to the other stories."""
     nodes = person.cluster.nodes
     return "slurm.exclude=" + ",".join(node for number, node in enumerate(nodes) if number not in numbers)
 
 
-@pytest.fixture(scope="module")
-def told(slurm_packages: None, request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[None]]]:
-    with person_with_a_cluster("root-enforced", 11) as person, ThreadPoolExecutor(len(STORIES)) as pool:
-        conf = person.cluster.conf
-        conf.write_text(re.sub(r"SlurmdTimeout=\d+", SLURMS_DEFAULT, conf.read_text()))
-        person.ask("scontrol", "reconfigure")
-        wait_until(lambda: SLURMS_DEFAULT in re.sub(" +", "", person.ask("scontrol", "show", "config")), "it is read")
-        asked = [parameters["name"] for parameters in asked_for(request, "told").values()]
-        stories: dict[str, Future[None]] = {}
-        for name in sorted(asked, key=lambda name: STORIES[name] is LAST):
-            after = tuple(stories.values()) if STORIES[name] is LAST else ()
-            stories[name] = pool.submit(partial(_tell, person, STORIES[name], after))
-        yield stories
-
-
-def _tell(person: Person, story: Story, after: tuple[Future[None], ...]) -> None:
-    wait(after)
+def begun(story: Story, person: Person) -> None:
     story(person, person.folder(story.__name__))
 
 
-@pytest.mark.parametrize("name", STORIES)
-def test_same_allocation(told: Mapping[str, Future[None]], name: str) -> None:
-    told[name].result()
+@pytest.mark.parametrize("site", ["root-enforced"])
+@pytest.mark.parametrize("story", [partial(begun, story) for story in STORIES.values()], ids=STORIES)
+def test_same_allocation(
+    stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, story: Story
+) -> None:
+    stories[request.node.nodeid].result()
