@@ -33,6 +33,7 @@ class Step:
     names: tuple[str, ...] = ("Next: ",)
     long: bool = False
     varies: bool = False
+    makes: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ STEPS = (
     Step("help", "llmlaunch --help", names=("Next: llmlaunch init",), long=True),
     Step("starters", "llmlaunch init --list", long=True),
     Step("unknown-starter", "llmlaunch init qwen3", 2, ("qwen3-8b",)),
-    Step("starter", "llmlaunch init quickstart", names=("llmlaunch check quickstart.yaml",)),
+    Step("starter", "llmlaunch init quickstart", names=("llmlaunch check quickstart.yaml",), makes="quickstart.yaml"),
     Step("starter-again", "llmlaunch init quickstart", 2, ("quickstart.yaml",)),
     Step("unknown-command", "llmlaunch chek quickstart.yaml", 2, ("check",)),
     Step("missing-recipe", "llmlaunch check quikstart.yaml", 2, ("quickstart.yaml",)),
@@ -66,7 +67,13 @@ STEPS = (
     Step("no-slurm", "llmlaunch submit quickstart.yaml cluster=h100-80gb-x8", 2, ("submit it where there is SLURM",)),
     Step("calibrate-nothing", "llmlaunch calibrate", names=("Next: llmlaunch submit",)),
     Step("no-runs", "llmlaunch runs", names=("llmlaunch submit",)),
-    Step("follow", "llmlaunch submit quickstart.yaml --local --follow training.steps=6", long=True, varies=True),
+    Step(
+        "follow",
+        "llmlaunch submit quickstart.yaml --local --follow training.steps=6",
+        long=True,
+        varies=True,
+        once=True,
+    ),
     Step("status", "llmlaunch status last"),
     Step("unknown-run", "llmlaunch status --watch quikstart", 2, ("llmlaunch runs",)),
     Step("runs", "llmlaunch runs"),
@@ -76,7 +83,7 @@ STEPS = (
     Step("collect", "llmlaunch collect"),
     Step("check-again", "llmlaunch check quickstart.yaml", names=("Before", "Next: llmlaunch submit"), varies=True),
     Step("missing-measurements", "llmlaunch accuracy mine.jsonl", 2, ("llmlaunch measurements export",)),
-    Step("export", "llmlaunch measurements export mine.jsonl"),
+    Step("export", "llmlaunch measurements export mine.jsonl", makes="mine.jsonl"),
     Step("accuracy", "llmlaunch accuracy mine.jsonl", long=True, varies=True),
     Step("calibrate", "llmlaunch calibrate"),
 )
@@ -85,8 +92,8 @@ STEPS = (
 class Session:
     """A shell in a real terminal, in a home with nothing in it. It is on a machine without SLURM."""
 
-    def __init__(self, home: Path, columns: int, rows: int) -> None:
-        self._home, self._size, self._codes = home, (columns, rows), home / ".codes"
+    def __init__(self, home: Path) -> None:
+        self._home, self._codes = home, home / ".codes"
         programs = home / ".programs"
         programs.mkdir()
         for folder in reversed(os.environ["PATH"].split(os.pathsep)):
@@ -99,8 +106,6 @@ class Session:
         command.chmod(0o755)
         self._terminal = Terminal(
             home,
-            columns,
-            rows,
             HOME=str(home),
             HISTFILE="",  # bash would write it into a home that is gone
             PATH=str(programs),
@@ -110,20 +115,24 @@ class Session:
         self._terminal.type(f"cd {home}")
         self._wait(2)
 
-    def type(self, line: str) -> Screen:
-        """Type the line at the top of an empty screen, and wait until the prompt is back."""
+    def take(self, step: Step, columns: int, rows: int) -> Screen:
+        """Type the step's line at the top of an empty screen, and wait until the prompt is back."""
+        if step.makes:
+            (self._home / step.makes).unlink(missing_ok=True)
+        self._terminal.resize(columns, rows)
         prompts = len(self._exit_codes())
         self._terminal.type("clear")
         self._wait(prompts + 1)
         self._terminal.command("clear-history")
-        self._terminal.type(line)
+        self._terminal.type(step.line)
         self._wait(prompts + 2)
         text = self._terminal.text("-J", "-S", "-")
         return Screen(
             tuple(self._anonymous(self._terminal.text()).splitlines()),
             self._anonymous(text).rstrip().removesuffix("\n$"),
             self._exit_codes()[-1],
-            *self._size,
+            columns,
+            rows,
         )
 
     def close(self) -> None:
@@ -144,16 +153,12 @@ class Session:
 
 
 @contextmanager
-def newcomer(columns: int, rows: int, cache: Path) -> Iterator[Session]:
-    """A session whose home is as long as the one on the pictures, so that lines break alike. What it has cached in the
-    end is kept in `cache` for the next one, which need not measure an idle trainer again."""
+def newcomer() -> Iterator[Session]:
+    """A session whose home is as long as the one on the pictures, so that lines break alike."""
     home = Path(tempfile.mkdtemp(prefix="n", dir="/tmp"))
-    if cache.exists():
-        shutil.copytree(cache, home / dict(FOLDERS)["CACHE"])
-    session = Session(home, columns, rows)
+    session = Session(home)
     try:
         yield session
     finally:
         session.close()
-        shutil.copytree(home / dict(FOLDERS)["CACHE"], cache, dirs_exist_ok=True)
         shutil.rmtree(home, ignore_errors=True)
