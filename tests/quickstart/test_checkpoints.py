@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 from test_quickstart import RECIPE, llmlaunch
 
 from llmlaunch.frameworks.deepspeed.config import model_config
@@ -58,13 +60,26 @@ def write_tokens(path: Path) -> None:
 
 def write_weights(folder: Path) -> None:
     """A model whose embedding of the zero byte is NaN, and no other weight."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model_config(load_recipe(RECIPE, TINY))))
-    with torch.no_grad():
-        model.get_input_embeddings().weight[0] = float("nan")
-    model.save_pretrained(str(folder))
+    config = model_config(load_recipe(RECIPE, TINY))
+    vocabulary, hidden, wide = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    rows = {"q": hidden, "k": keys, "v": keys, "o": hidden}
+    layer = {f"self_attn.{name}_proj": (count, hidden) for name, count in rows.items()}
+    layer |= {"mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden), "mlp.down_proj": (hidden, wide)}
+    layer |= {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {"lm_head": (vocabulary, hidden), "model.norm": (hidden,)}
+    shapes["model.embed_tokens"] = (vocabulary, hidden)
+    for number in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    chance = numpy.random.default_rng(SEED)
+    tensors = {
+        f"{name}.weight": chance.normal(1.0 if len(shape) == 1 else 0.0, 0.02, shape).astype(numpy.float32)
+        for name, shape in shapes.items()
+    }
+    tensors["model.embed_tokens.weight"][0] = numpy.nan
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **config}))
 
 
 @pytest.fixture(scope="module")
