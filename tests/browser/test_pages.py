@@ -58,7 +58,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize(("page", "size", "scheme"), EVERYWHERE)
-def test_a_page_asks_nobody_fits_the_screen_and_can_be_read(
+def test_a_page_makes_no_request_fits_the_screen_and_is_legible(
     page: str, size: str, scheme: str, pages: dict[str, Path], browser: Browser
 ) -> None:
     browser.open(pages[page], size, scheme)
@@ -72,7 +72,7 @@ def test_a_page_asks_nobody_fits_the_screen_and_can_be_read(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("page", ["plan", "run"])
-def test_all_that_can_be_used_is_reached_by_tab_and_shows_that_it_is(
+def test_every_control_is_reached_by_tab_and_shows_its_focus(
     page: str, size: str, pages: dict[str, Path], browser: Browser
 ) -> None:
     browser.open(pages[page], size)
@@ -90,9 +90,7 @@ def tip(browser: Browser) -> str:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_cell_tells_its_terms_under_the_pointer_and_in_focus(
-    size: str, pages: dict[str, Path], browser: Browser
-) -> None:
+def test_a_cell_shows_its_terms_on_hover_and_focus(size: str, pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["plan"], size)
     cell = browser.driver.find_element(By.CSS_SELECTOR, ".cell.chosen")
     assert tip(browser) == ""
@@ -124,7 +122,7 @@ def test_arrow_keys_walk_through_the_grid_and_the_switch_shows_memory(pages: dic
 
 
 @pytest.mark.parametrize("chart", ["memory-over-time", "loss", "step-time"])
-def test_a_curve_tells_its_values_under_the_pointer_and_by_arrow_keys(
+def test_a_curve_shows_its_values_on_hover_and_by_arrow_keys(
     chart: str, pages: dict[str, Path], browser: Browser
 ) -> None:
     browser.open(pages["run"])
@@ -148,7 +146,7 @@ def test_a_bar_of_an_attempt_says_why_it_ended(pages: dict[str, Path], browser: 
     assert "as it was logged" in tip(browser)
 
 
-def test_the_button_turns_the_colours_and_the_charts_with_them(pages: dict[str, Path], browser: Browser) -> None:
+def test_the_button_switches_the_colours_of_page_and_charts(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["run"], scheme="dark")
     ground = "return getComputedStyle(document.body).backgroundColor"
     dark = browser.run(ground)

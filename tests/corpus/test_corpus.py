@@ -34,7 +34,7 @@ def rows_of(part: str) -> list[Row]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_sample_is_answered_as_it_was_when_it_was_frozen(part: str) -> None:
+def test_a_sample_is_answered_as_when_it_was_frozen(part: str) -> None:
     changed = [
         f"{row['name']}:\n" + "\n".join(lines) for row, _, lines in map(changed_rows, sample(rows_of(part))) if lines
     ]
@@ -102,7 +102,7 @@ def test_seconds_may_differ_by_four_units_in_the_last_place(ulps: int) -> None:
     assert bool(list(differences(before, after))) == (ulps > MOST_ULPS)
 
 
-def test_the_lines_of_a_file_that_changed_are_shown() -> None:
+def test_changed_lines_of_a_file_are_shown() -> None:
     before, after = answered(), answered()
     after["files"]["command.txt"] = after["files"]["command.txt"].replace("--num-layers", "--layers")
     [shown] = differences(before, after)

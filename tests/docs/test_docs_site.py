@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_link_that_leads_nowhere_stops_the_build(tmp_path: Path) -> None:
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     """By the site's own settings, of one page instead of all."""
     settings = re.sub(r"(?ms)^(nav|hooks):.*?(?=^\S|\Z)", "", (ROOT / "mkdocs.yml").read_text("utf-8"))
     (tmp_path / "mkdocs.yml").write_text(settings)
@@ -92,7 +92,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
         assert [url for url in loads.findall(page.read_text("utf-8")) if "rel=canonical" not in url] == [], page.name
 
 
-def test_lists_tables_and_code_that_follow_a_sentence_at_once_stand_apart(site: Path) -> None:
+def test_lists_and_tables_right_after_a_sentence_are_rendered_as_such(site: Path) -> None:
     for page in site.glob("*.html"):
         words = re.sub(r"(?s)<(pre|code|script|style)\b.*?</\1>", "", page.read_text("utf-8"))
         paragraphs = re.findall(r"(?s)<p>(.*?)</p>", words)
@@ -114,7 +114,7 @@ SIZES = {"phone": (390, 844), "desktop": (1366, 900)}
 @pytest.mark.browser
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("device", SIZES)
-def test_pages_open_without_an_error_or_a_request_elsewhere_and_fit_the_screen(
+def test_pages_open_without_errors_or_outside_requests_and_fit_the_screen(
     address: str, chromium: Any, device: str, colours: str
 ) -> None:
     width, height = SIZES[device]

@@ -46,7 +46,7 @@ def screen(screens: Taken, taken: tuple[Step, tuple[int, int]]) -> Screen:
     return screens[taken[0].name, taken[1]]
 
 
-def test_it_ends_as_it_should(step: Step, screen: Screen) -> None:
+def test_it_ends_with_the_expected_code(step: Step, screen: Screen) -> None:
     assert screen.code == step.code, screen.text
     assert "Traceback" not in screen.text
 
@@ -69,7 +69,7 @@ def test_no_line_is_cut_or_broken_by_the_terminal(step: Step, screen: Screen) ->
     assert "…" not in screen.text
 
 
-def test_it_is_the_screen_that_is_kept(step: Step, screen: Screen) -> None:
+def test_it_matches_the_golden_screen(step: Step, screen: Screen) -> None:
     path = SCREENS / f"{screen.columns}x{screen.rows}" / f"{NUMBERS[step.name]}-{step.name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def test_it_is_the_screen_that_is_kept(step: Step, screen: Screen) -> None:
         assert wording(screen.text) == wording(path.read_text("utf-8"))
 
 
-def test_every_screen_that_is_kept_is_one_of_the_session() -> None:
+def test_every_golden_screen_belongs_to_a_step() -> None:
     names = {f"{columns}x{rows}/{NUMBERS[step.name]}-{step.name}.txt" for step, (columns, rows) in TAKEN}
     assert {str(path.relative_to(SCREENS)) for path in SCREENS.rglob("*.txt")} == names
 

@@ -39,7 +39,7 @@ def test_the_cost_of_the_probe_is_a_ratio_of_pairs(tmp_path: Path) -> None:
     assert found["ratio"] == found["with_probe_step_seconds"][0] / found["without_step_seconds"][0]
 
 
-def test_torch_and_nvml_are_held_against_each_other(tmp_path: Path, fake_libcuda: Path) -> None:
+def test_torch_and_nvml_are_compared(tmp_path: Path, fake_libcuda: Path) -> None:
     library = build(tmp_path / "driver")
     uuid = "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0"
     (tmp_path / "scenario").write_text(f"gpu uuid={uuid} used=9G\n")
@@ -65,7 +65,7 @@ def test_a_transformer_is_traced_on_a_machine_without_a_gpu(tmp_path: Path) -> N
     assert evidence == {"made up"}
 
 
-def test_the_driver_is_asked_without_any_package(tmp_path: Path) -> None:
+def test_the_driver_is_queried_without_any_package(tmp_path: Path) -> None:
     library = build(tmp_path / "driver")
     (tmp_path / "scenario").write_text("gpu uuid=GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0 used=9G\n")
     variables = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCENARIO": str(tmp_path / "scenario")}

@@ -37,7 +37,7 @@ def trains_on(trainer: Any, complaints: bool = False) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_signal_that_ends_it_leaves_what_was_seen_before(probed: ProbeRig, small_torch: Path, number: int) -> None:
+def test_a_fatal_signal_keeps_the_peaks_seen_before(probed: ProbeRig, small_torch: Path, number: int) -> None:
     trainer = probed.train(WAITS, PYTHONPATH=str(small_torch))
     until(probed.accounts, "the first word")
     os.kill(probed.record()["program_pid"], number)
@@ -47,7 +47,7 @@ def test_a_signal_that_ends_it_leaves_what_was_seen_before(probed: ProbeRig, sma
     assert [path.name for path in probed.files[0].parent.iterdir()] == [probed.files[0].name]
 
 
-def test_what_rises_is_written_while_the_trainer_runs(probed: ProbeRig, small_torch: Path) -> None:
+def test_a_rising_peak_is_written_while_the_trainer_runs(probed: ProbeRig, small_torch: Path) -> None:
     text = WAITS.replace('print("trained")', "hold(70 * GIB)\nsys.stdin.readline()")
     trainer = probed.train(text, PYTHONPATH=str(small_torch))
     until(probed.accounts, "the first word")
@@ -57,7 +57,9 @@ def test_what_rises_is_written_while_the_trainer_runs(probed: ProbeRig, small_to
     trainer.kill()
 
 
-def test_a_disk_that_is_full_until_shortly_before_the_end(probed: ProbeRig, small_torch: Path) -> None:
+def test_a_disk_that_is_full_until_shortly_before_the_end_gets_the_last_account(
+    probed: ProbeRig, small_torch: Path
+) -> None:
     full = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"
     room = "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)\n"
     text = full + WAITS.replace('print("trained")', room + 'print("trained")')
@@ -89,14 +91,14 @@ def test_a_disk_that_hangs_holds_up_neither_the_training_nor_its_end_for_long(
     assert [stat.S_ISFIFO(path.stat().st_mode) for path in probed.files] == [True]
 
 
-def test_a_directory_that_is_gone_is_not_made_anew(probed: ProbeRig, small_torch: Path) -> None:
+def test_a_removed_run_directory_is_not_recreated(probed: ProbeRig, small_torch: Path) -> None:
     trainer = probed.train(WAITS.replace("hold(60", "import shutil, os; shutil.rmtree(os.environ['RUN']); hold(60"),
                            RUN=str(probed.run_directory), PYTHONPATH=str(small_torch))  # fmt: skip
     assert trains_on(trainer, complaints=True) == "ready\ntrained\n"
     assert not (probed.attempt_directory / "memory").exists()
 
 
-def test_a_driver_that_lacks_a_function_costs_its_numbers_alone(
+def test_a_driver_that_lacks_a_function_costs_only_its_numbers(
     probed: ProbeRig, small_torch: Path, tmp_path: Path
 ) -> None:
     probed.driver = build_libcuda(tmp_path, "-DOLD_DRIVER")
@@ -163,7 +165,7 @@ print(os.waitpid(child, 0)[1] >> 8)
 )
 
 
-def test_a_child_forked_amid_a_look_waits_for_nobody(probed: ProbeRig, small_torch: Path) -> None:
+def test_a_child_forked_during_a_sample_does_not_wait(probed: ProbeRig, small_torch: Path) -> None:
     """Of the thread that looked, the child has only the lock it held."""
     assert probed.trained(FORKS, PYTHONPATH=str(small_torch)) == "9\n"
 
@@ -184,6 +186,6 @@ print(driver.fake_contexts_opened())
 )
 
 
-def test_no_context_is_opened_where_there_is_none(probed: ProbeRig, small_torch: Path) -> None:
+def test_the_probe_opens_no_context(probed: ProbeRig, small_torch: Path) -> None:
     assert probed.trained(NO_CONTEXT, PYTHONPATH=str(small_torch)) == "0\n"
     assert probed.peaks().device_used_bytes is None

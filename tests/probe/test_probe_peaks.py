@@ -134,7 +134,7 @@ print(json.dumps([asked, driver.fake_contexts_opened(), driver.fake_was_asked(0)
 
 
 @pytest.mark.parametrize(("sliced", "prefix", "octet"), [(0, "GPU", "a1"), (1, "MIG", "b1")])
-def test_the_device_is_looked_at_without_being_touched(
+def test_the_device_is_observed_without_being_touched(
     probed: ProbeRig, small_torch: Path, sliced: int, prefix: str, octet: str
 ) -> None:
     """No context is opened, no thread's device is asked for or set, nothing waits for the device, and no graph capture
@@ -189,7 +189,7 @@ def test_workers_and_children_neither_break_nor_write_into_the_trainers_file(pro
     assert probed.peaks(1).ended
 
 
-def test_an_allocator_that_asks_the_driver_is_asked_in_the_trainers_own_threads(
+def test_an_allocator_that_queries_the_driver_is_read_only_in_trainer_threads(
     probed: ProbeRig, small_torch: Path
 ) -> None:
     text = BEGIN.replace("install()", "install(backend='cudaMallocAsync')") + (
@@ -211,7 +211,7 @@ def test_the_sites_own_sitecustomize_may_import_torch_itself(
     assert probed.peaks().allocated_peak_bytes == 8 * GIB
 
 
-def test_a_trainer_with_torch_and_without_cuda_writes_nothing_and_has_no_thread_more(probed: ProbeRig) -> None:
+def test_a_trainer_without_cuda_gets_no_file_and_no_extra_thread(probed: ProbeRig) -> None:
     text = "import torch, threading, sys; print(threading.active_count(), [type(f).__name__ for f in sys.meta_path])"
     threads, _, finders = probed.trained(text).partition(" ")
     assert threads == "1"

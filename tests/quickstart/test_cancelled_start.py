@@ -38,7 +38,7 @@ def no_crash_and_no_peak(home: Path) -> None:
     assert json.loads(llmlaunch(home, "measurements", "list", "--json").stdout) == {"measurements": []}
 
 
-def test_cancel(tmp_path: Path) -> None:
+def test_cancel_before_the_first_step_is_no_crash(tmp_path: Path) -> None:
     llmlaunch(tmp_path, "submit", *job(tmp_path), "--local")
     wait_for_trainers(tmp_path / "run")
     llmlaunch(tmp_path, "cancel", "run")
@@ -47,7 +47,7 @@ def test_cancel(tmp_path: Path) -> None:
     no_crash_and_no_peak(tmp_path)
 
 
-def test_ctrl_c_at_the_script_in_a_terminal(tmp_path: Path) -> None:
+def test_ctrl_c_at_the_script_before_the_first_step_is_no_crash(tmp_path: Path) -> None:
     llmlaunch(tmp_path, "render", *job(tmp_path))
     command = ["bash", "run/job.sbatch"]
     with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL) as script:

@@ -116,7 +116,7 @@ def attempts(run: Path) -> list[Attempt]:
     return sorted(found, key=lambda attempt: float(attempt.record["started_at"]))
 
 
-def test_it_goes_back_to_the_checkpoint_before_the_bad_batch_and_trains_without_it(run: Path) -> None:
+def test_training_rolls_back_before_the_bad_batch_and_skips_it(run: Path) -> None:
     first, second = attempts(run)
     assert first.steps == list(range(1, POISONED_STEP))
     assert f"step {POISONED_STEP}: the loss is nan" in first.log
@@ -128,7 +128,7 @@ def test_it_goes_back_to_the_checkpoint_before_the_bad_batch_and_trains_without_
     assert second.status["state"] == "succeeded"
 
 
-def test_checkpoints_that_do_not_load_or_are_cut_short_are_left_for_the_one_before(run: Path) -> None:
+def test_training_falls_back_past_checkpoints_that_are_torn_or_do_not_load(run: Path) -> None:
     """The last looks whole: the trainers refuse it, and the same job goes on."""
     last, middle = (
         next((run.parent / "checkpoints" / f"step-{step}").glob("*model_states.pt")) for step in (STEPS, STEPS - 4)

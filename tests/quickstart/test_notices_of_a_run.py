@@ -29,7 +29,7 @@ if os.environ["RANK"] == "0":
 pytestmark = pytest.mark.frameworks
 
 
-def test_a_run_that_hangs_notifies_a_command_and_a_webhook_that_hangs_too(tmp_path: Path) -> None:
+def test_a_hanging_run_notifies_a_command_and_a_hanging_webhook(tmp_path: Path) -> None:
     """Nobody waits for the webhook's answers: the run has its verdict while not one has come."""
     trainer = tmp_path / "trainer.py"
     trainer.write_text(TRAINER)

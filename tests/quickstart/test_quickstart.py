@@ -74,7 +74,7 @@ def test_it_trains_for_real_and_the_loss_falls(losses: list[float]) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_it_ends_with_predicted_against_measured_and_where_the_record_lies(home: Path, submitted: str) -> None:
+def test_it_ends_with_predicted_against_measured_and_the_path_of_the_store(home: Path, submitted: str) -> None:
     tail = submitted[submitted.index("Memory, predicted against measured") :]
     assert "rank 0" in tail
     assert "rank 1" in tail
@@ -89,12 +89,12 @@ def test_both_ranks_have_a_resident_peak_in_the_store(measured: list[dict[str, A
         assert record["gpu"] == "cpu"
 
 
-def test_the_nodes_main_memory_is_in_the_store(recorded: list[dict[str, Any]]) -> None:
+def test_the_main_memory_of_the_node_is_in_the_store(recorded: list[dict[str, Any]]) -> None:
     (host,) = [record for record in recorded if record["peak_kind"] == "host"]
     assert 0 < host["peak_bytes"] < host["host_memory_bytes"]
 
 
-def test_the_job_wrote_the_account_of_itself(home: Path, measured: list[dict[str, Any]]) -> None:
+def test_the_job_wrote_its_own_summary(home: Path, measured: list[dict[str, Any]]) -> None:
     (path,) = home.rglob("summary.json")
     account = json.loads(path.read_text())
     assert {rank["rank"]: rank["peak_bytes"] for rank in account["ranks"]} == {
@@ -110,7 +110,7 @@ def test_the_prediction_is_within_a_fifth_of_the_true_peak(measured: list[dict[s
         assert abs(predicted / peak - 1) < 0.20, (predicted, peak)
 
 
-def test_check_then_shows_the_last_true_peak_beside_the_prediction(home: Path, submitted: str) -> None:
+def test_check_then_shows_the_last_measured_peak_beside_the_prediction(home: Path, submitted: str) -> None:
     assert "measured then, predicted then, predicted now" in llmlaunch(home, "check", "-v", RECIPE).stdout
 
 
@@ -122,6 +122,6 @@ def test_runs_lists_it_with_both_figures(home: Path, printed: dict[str, str]) ->
     assert run["measured_bytes"] > 0
 
 
-def test_the_pictures_of_the_tutorial_show_what_is_printed(printed: dict[str, str]) -> None:
+def test_the_pictures_of_the_tutorial_are_current(printed: dict[str, str]) -> None:
     for name in ("tutorial-check", "tutorial-mistake"):
         assert missing_words(name, printed[name]) == set(), f"{name} is old: make docs-screens"

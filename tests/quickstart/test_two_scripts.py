@@ -56,7 +56,7 @@ def status_of(run: Path) -> dict[str, Any]:
     return status
 
 
-def test_it_is_started_cancelled_resumed_reported_and_collected(run: Path, tmp_path: Path) -> None:
+def test_an_old_run_is_started_cancelled_resumed_reported_and_collected(run: Path, tmp_path: Path) -> None:
     llmlaunch(tmp_path, "resume", run, "--local")
     until(lambda: (tmp_path / "checkpoints" / "latest").exists(), "it has saved")
     llmlaunch(tmp_path, "cancel", run)

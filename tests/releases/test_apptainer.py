@@ -57,7 +57,7 @@ def in_container(person: Person, image: str) -> Training:
     return training
 
 
-def a_hang_is_noticed_explained_and_ended_and_the_training_comes_back(site: Site, home: str) -> None:
+def a_hang_is_detected_explained_and_ended_and_training_restarts(site: Site, home: str) -> None:
     person = site.person(home)
     saves = person.home / "checkpoints"
     words = (
@@ -128,7 +128,7 @@ def a_recipes_container_is_inspected_on_a_node_and_remembered(site: Site, home: 
 
 # Those that wait longest begin first.
 STORIES = by_name(
-    a_hang_is_noticed_explained_and_ended_and_the_training_comes_back,
+    a_hang_is_detected_explained_and_ended_and_training_restarts,
     a_normal_users_job_out_of_time_saves_once_and_comes_back,
     a_cancelled_job_saves_once_before_it_ends,
     a_recipes_container_is_inspected_on_a_node_and_remembered,

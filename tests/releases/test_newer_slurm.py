@@ -14,7 +14,7 @@ from concurrent.futures import Future
 import pytest
 from newer_site import Site
 from one_machine import wait_until
-from test_sbatch_options import options_wrongly_said
+from test_sbatch_options import options_wrongly_listed
 from training import SLOW_SAVER, slow_saver
 
 from support.side_by_side import Story, by_name
@@ -81,7 +81,7 @@ def init_describes_the_site(site: Site, home: str) -> None:
 
 
 def sbatch_has_the_options_that_versions_json_lists(site: Site, home: str) -> None:
-    assert options_wrongly_said(site.cluster) == []
+    assert options_wrongly_listed(site.cluster) == []
 
 
 COMMANDS = by_name(

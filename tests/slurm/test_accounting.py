@@ -39,7 +39,7 @@ def forget_every_job(cluster: Cluster) -> None:
     cluster.wait_until_whole()
 
 
-def test_the_accounting_outlives_the_controller_s_memory(accounted: Cluster, tmp_path: Path) -> None:
+def test_sacct_knows_what_the_controller_has_forgotten(accounted: Cluster, tmp_path: Path) -> None:
     script = "[ ${SLURM_RESTART_COUNT:-0} = 1 ] && exit 4; sleep 600"
     job_id = accounted.ask("sbatch", "--parsable", "--output=/dev/null", f"--wrap={script}").strip()
     submission = Submission("slurm", job_id, tmp_path, time.time())

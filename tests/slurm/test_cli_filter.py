@@ -94,14 +94,14 @@ def test_a_launch_that_cannot_work_is_reported_and_submitted(sbatch: Submit) -> 
     assert answer.stderr.endswith("(submitted all the same)\n")
 
 
-def test_without_a_verdict_it_says_so_and_lets_the_job_pass(sbatch: Submit) -> None:
+def test_a_script_without_a_verdict_is_reported_and_submitted(sbatch: Submit) -> None:
     answer = sbatch(NOT_READ, refuse=True)
     assert "Submitted batch job" in answer.stdout
     assert "no verdict: torchtitan is not read" in answer.stderr
     assert "(submitted)" in answer.stderr
 
 
-def test_a_site_may_refuse_it(sbatch: Submit) -> None:
+def test_a_site_may_refuse_what_does_not_fit(sbatch: Submit) -> None:
     answer = sbatch(TRAINING, refuse=True, answers="echo error: no layout is safe; exit 3")
     assert answer.returncode != 0
     assert "Submitted" not in answer.stdout

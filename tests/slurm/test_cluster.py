@@ -39,7 +39,7 @@ def of_cluster(cluster: Cluster) -> list[psutil.Process]:
     return processes
 
 
-def test_up_says_how_to_use_it_and_status_that_all_is_well(small: Cluster) -> None:
+def test_up_prints_the_export_line_and_status_reports_every_node(small: Cluster) -> None:
     assert small.call("status").returncode == 1
     assert small.do("up", "2") == f"export SLURM_CONF={small.conf}\n" == small.do("env")
     status = small.do("status")
@@ -48,7 +48,7 @@ def test_up_says_how_to_use_it_and_status_that_all_is_well(small: Cluster) -> No
     assert small.ask("srun", "-N2", "bash", "-c", "echo $SLURMD_NODENAME").split() != []
 
 
-def test_up_again_leaves_it_as_it_is(small: Cluster) -> None:
+def test_up_again_restarts_only_what_changed(small: Cluster) -> None:
     small.do("up", "1")
     controller = small.pid("slurmctld")
     small.do("up", "1")
@@ -58,7 +58,7 @@ def test_up_again_leaves_it_as_it_is(small: Cluster) -> None:
     assert len(small.nodes) == 2
 
 
-def test_down_leaves_no_process_and_no_file_and_touches_nobody_else(small: Cluster, tmp_path: Path) -> None:
+def test_down_removes_all_its_processes_and_files_and_no_others(small: Cluster, tmp_path: Path) -> None:
     small.do("up", "2")
     # A person's own program in a shell with SLURM_CONF exported, one that reads a log, and a job.
     bystander = subprocess.Popen(["sleep", "600"], env=small.environment)
@@ -78,7 +78,7 @@ def test_down_leaves_no_process_and_no_file_and_touches_nobody_else(small: Clust
         process.wait()
 
 
-def test_a_killed_node_is_gone_with_its_jobs_and_comes_back(small: Cluster, tmp_path: Path) -> None:
+def test_a_killed_node_takes_its_jobs_with_it_and_comes_back(small: Cluster, tmp_path: Path) -> None:
     small.do("up", "2")
     first, second = small.nodes
     for node in (first, second):
@@ -109,12 +109,12 @@ def test_without_accounting_sacct_still_knows_finished_jobs(small: Cluster) -> N
     wait_until(lambda: small.ask(*sacct) == f"{job_id}|FAILED|5:0\n", "sacct knows", instead=lambda: small.ask(*sacct))
 
 
-def test_gpus_are_handed_out(slurm: Cluster) -> None:
+def test_gpus_are_allocated(slurm: Cluster) -> None:
     printed = slurm.ask("srun", "-N1", "--gpus-per-node=8", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert printed == "0,1,2,3,4,5,6,7\n"
 
 
-def test_a_directory_it_did_not_make_is_not_touched(small: Cluster) -> None:
+def test_a_foreign_directory_is_left_alone(small: Cluster) -> None:
     small.directory.mkdir()
     (small.directory / "thesis.tex").touch()
     for command in ("up", "down"):
@@ -138,7 +138,7 @@ def test_a_directory_it_did_not_make_is_not_touched(small: Cluster) -> None:
         ({"AFFINITY": "1", "CPUS": "4096"}, "4096 CPUs for each node, but "),
     ],
 )
-def test_a_wrong_setting_is_named(small: Cluster, settings: dict[str, str], message: str) -> None:
+def test_the_message_names_a_wrong_setting(small: Cluster, settings: dict[str, str], message: str) -> None:
     done = replace(small, settings=settings).call("up")
     assert done.returncode == 1
     assert message in done.stderr
@@ -154,7 +154,7 @@ def test_clusters_made_at_once_share_no_port(monkeypatch: pytest.MonkeyPatch) ->
     assert abs(first - second) >= 23
 
 
-def test_a_taken_port_is_named(slurm: Cluster, small: Cluster) -> None:
+def test_the_message_names_a_port_in_use(slurm: Cluster, small: Cluster) -> None:
     done = replace(small, port=slurm.port).call("up")
     assert f"port {slurm.port} is taken" in done.stderr
 
@@ -162,7 +162,7 @@ def test_a_taken_port_is_named(slurm: Cluster, small: Cluster) -> None:
 TOO_LONG = ("sbatch", "--partition=debug", "--time=30-0", "--hold", "--output=/dev/null", "--wrap=true")
 
 
-def test_limits_are_enforced_and_one_partition_puts_no_job_back(slurm: Cluster) -> None:
+def test_limits_are_enforced_and_one_partition_never_requeues(slurm: Cluster) -> None:
     done = subprocess.run(TOO_LONG, env=slurm.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Requested time limit is invalid" in done.stderr
@@ -176,7 +176,7 @@ def requeue_of(cluster: Cluster, *options: str) -> str:
     return word
 
 
-def test_as_a_normal_user_without_enforced_limits(slurm_packages: None) -> None:
+def test_a_normal_user_runs_a_cluster_without_enforced_limits(slurm_packages: None) -> None:
     user = NORMAL_USER if os.getuid() == 0 else os.getuid()
     person = as_normal_user()
     plain = new_cluster({"CPUS": "2", "CGROUPS": "1", "LIMITS": "default"})

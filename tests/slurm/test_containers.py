@@ -79,7 +79,7 @@ def stand_in(person: Person, name: str, text: str) -> str:
     return str(programs)
 
 
-def the_container_command_reaches_every_node_with_what_the_recipe_names(person: Person) -> None:
+def the_container_command_of_the_recipe_reaches_every_node(person: Person) -> None:
     seen, mine, data, clusters = (person.folder(name) for name in ("seen", "mine", "data", "clusters"))
     programs = stand_in(person, "apptainer", APPTAINER.format(seen=seen))
     (mine / "train.py").write_text(TRAINER)
@@ -102,7 +102,7 @@ def the_container_command_reaches_every_node_with_what_the_recipe_names(person: 
         assert called[: 1 + len(expected) + len(words)] == [training.job, *expected, *words]
 
 
-def a_container_that_is_slow_to_go_does_not_cost_the_verdict(person: Person) -> None:
+def a_container_that_does_not_exit_does_not_hold_up_the_verdict(person: Person) -> None:
     """The ranks have ended and the step has not, nor would it before SLURM kills it; the job does not wait for it."""
     lingering = APPTAINER.replace("exec ", "trap '' TERM\n").rstrip() + "\nsleep 1000\n"
     programs = stand_in(person, "apptainer", lingering.format(seen=person.folder("seen")))
@@ -153,7 +153,7 @@ class Box:
         return [line.split()[0] for line in (self.pyxis / "imports").read_text().splitlines()]
 
 
-def folders_that_pyxis_left_behind_cost_a_try_and_no_node_is_blamed(person: Person) -> None:
+def folders_left_behind_by_pyxis_cost_one_attempt_and_blame_no_node(person: Person) -> None:
     """One is met by the preflight on the first node, one by the training on the second. A requeued job meets those of
     the job that it was: step numbers begin again."""
     first, second = (f'"$(scontrol show hostnames | sed -n {line}p)"' for line in (1, 2))
@@ -172,7 +172,7 @@ def folders_that_pyxis_left_behind_cost_a_try_and_no_node_is_blamed(person: Pers
     assert training.status()["state"] == "succeeded"
 
 
-def a_registrys_image_is_imported_once_a_life_on_each_node_and_anew_where_it_was_refused(person: Person) -> None:
+def a_registry_image_is_imported_once_a_job_on_each_node_and_retried_where_refused(person: Person) -> None:
     """What the trainers then see is the container as pyxis makes it."""
     box = Box(person, REGISTRY_IMAGE)
     (box.pyxis / "refused").write_text("[ERROR] URL https://nvcr.io/v2/nvidia/box returned error code: 429 ")
@@ -196,7 +196,7 @@ def a_registrys_image_is_imported_once_a_life_on_each_node_and_anew_where_it_was
     }  # fmt: skip
 
 
-def a_node_without_room_for_the_image_gives_its_place_to_a_spare_one(person: Person) -> None:
+def a_node_without_room_for_the_image_is_replaced_by_a_spare_one(person: Person) -> None:
     """The preflight tries the others alone. Of an earlier job that SLURM ended nothing stays on the nodes."""
     left = f'mkdir -p "{person.home}/pyxis/nodes/$SLURMD_NODENAME/pyxis_1_llmlaunch-$SLURM_CLUSTER_NAME-1-0"'
     box = Box(person, REGISTRY_IMAGE, left)
@@ -212,7 +212,7 @@ def a_node_without_room_for_the_image_gives_its_place_to_a_spare_one(person: Per
     assert box.containers() == []
 
 
-def an_image_that_the_registry_does_not_have_ends_the_job_and_is_named(person: Person) -> None:
+def an_image_missing_from_the_registry_ends_the_job_and_is_named(person: Person) -> None:
     training = Box(person, "nvcr.io#nvidia/bocks:1").trains(TRAINS, "preflight=true", code=1)
     cause = training.status()["cause"]
     assert cause["kind"] == "image", training.log()
@@ -225,12 +225,12 @@ def an_image_that_the_registry_does_not_have_ends_the_job_and_is_named(person: P
 
 
 STORIES = by_name(
-    folders_that_pyxis_left_behind_cost_a_try_and_no_node_is_blamed,
-    a_container_that_is_slow_to_go_does_not_cost_the_verdict,
-    the_container_command_reaches_every_node_with_what_the_recipe_names,
-    a_registrys_image_is_imported_once_a_life_on_each_node_and_anew_where_it_was_refused,
-    a_node_without_room_for_the_image_gives_its_place_to_a_spare_one,
-    an_image_that_the_registry_does_not_have_ends_the_job_and_is_named,
+    folders_left_behind_by_pyxis_cost_one_attempt_and_blame_no_node,
+    a_container_that_does_not_exit_does_not_hold_up_the_verdict,
+    the_container_command_of_the_recipe_reaches_every_node,
+    a_registry_image_is_imported_once_a_job_on_each_node_and_retried_where_refused,
+    a_node_without_room_for_the_image_is_replaced_by_a_spare_one,
+    an_image_missing_from_the_registry_ends_the_job_and_is_named,
 )
 
 

@@ -22,7 +22,7 @@ def gpu_cluster(slurm_packages: None) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("page", ["first-megatron-job.md", "first-deepspeed-job.md"])
-def test_a_first_job_can_be_typed_from_the_profile_to_the_dry_run(
+def test_the_page_on_a_first_job_works_up_to_the_dry_run(
     gpu_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(gpu_cluster.conf))

@@ -38,7 +38,7 @@ for step in range(1, 10_000):
 """
 
 
-def test_from_the_queue_to_the_last_step(slurm: Cluster, tmp_path: Path) -> None:
+def test_follow_shows_a_job_from_the_queue_to_its_last_step(slurm: Cluster, tmp_path: Path) -> None:
     """Behind a job of ten minutes SLURM knows when the next one starts."""
     blocker = slurm.ask(
         "sbatch", "--parsable", "--nodes=11", "--exclusive", "--time=10", "--output=/dev/null", "--wrap", "sleep 600"
@@ -62,7 +62,7 @@ def test_from_the_queue_to_the_last_step(slurm: Cluster, tmp_path: Path) -> None
     assert any(line.startswith(f"Attempt 1 ({submission.job_id}.0) begins") for line in lines)
 
 
-def test_watching_shows_the_queue_s_reason_then_steps_until_the_end(slurm: Cluster, tmp_path: Path) -> None:
+def test_status_watch_shows_the_pending_reason_then_every_step(slurm: Cluster, tmp_path: Path) -> None:
     submission = submit(run_directory(tmp_path / "run", STEPS + "finish 0"), "--hold")
     looking = subprocess.Popen(
         [sys.executable, "-m", "llmlaunch", "status", "--watch", "--interval", "0.3", str(submission.run_dir)],
@@ -82,7 +82,9 @@ def test_watching_shows_the_queue_s_reason_then_steps_until_the_end(slurm: Clust
     assert any(line.startswith("Next: llmlaunch report ") for line in summary)
 
 
-def test_what_happened_before_a_requeue_is_said_and_the_next_attempt_followed(slurm: Cluster, tmp_path: Path) -> None:
+def test_follow_reports_the_cause_of_a_requeue_and_continues_with_the_next_attempt(
+    slurm: Cluster, tmp_path: Path
+) -> None:
     """A job that puts itself back, as job.sbatch does, with the words it leaves behind."""
     body = (
         'printf \'{"attempt": "%s", "nodes": ["n1"], "from_step": 0}\' "$attempt" > attempts/$attempt/attempt.json\n'
@@ -138,7 +140,7 @@ class Terminal:
         return pid != 0
 
 
-def test_a_closed_terminal_ends_neither_the_job_nor_its_recording(person: Person, tmp_path: Path) -> None:
+def test_closing_the_terminal_ends_neither_the_job_nor_its_recording(person: Person, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINER)
     own = (f"python={person.python}", f"environment.GO={tmp_path / 'go'}", backend(tmp_path / "train.py"))
     follower = Terminal(person, "submit", QUICKSTART, "cluster=cpu-x1", *own, "-o", "run", "--follow")

@@ -72,7 +72,7 @@ def user(strict: Cluster) -> Person:
         (["--account=proj", "--time=5", "--exclusive"], "no job gets them whole", "slurm: {exclusive: false}"),
     ],
 )
-def test_a_rule_of_the_site_comes_with_what_follows_it(
+def test_a_refusal_by_the_site_says_how_to_comply(
     strict: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str, mend: str
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", str(strict.conf))
@@ -82,7 +82,7 @@ def test_a_rule_of_the_site_comes_with_what_follows_it(
     assert mend in str(refusal.value)
 
 
-def a_closed_partition_is_named_as_one_that_is_not_for_everybody(user: Person) -> None:
+def a_closed_partition_is_reported_as_restricted(user: Person) -> None:
     if not user.prefix:
         return  # the one person of a cluster is its administrator, too
     refused = submit(user, user.folder("closed"), *PAID, "slurm.partition=closed", code=4).said.stderr
@@ -108,7 +108,7 @@ def two_nodes_train_without_a_home_and_without_ssh(user: Person) -> None:
     assert not (folder / "called").exists()
 
 
-def a_job_that_is_not_put_back_ends_and_says_how_it_goes_on(user: Person) -> None:
+def a_job_that_is_not_requeued_ends_and_says_how_to_resume(user: Person) -> None:
     words = ("restart={times: 2, backoff_seconds: 0, within: queue}", *PAID)
     training = script(user, user.folder("ended"), FAILS_AFTER_SAVING, *words)
     training.wait_for_end()
@@ -118,7 +118,7 @@ def a_job_that_is_not_put_back_ends_and_says_how_it_goes_on(user: Person) -> Non
     assert "llmlaunch resume ended/run # go on from the last checkpoint" in said
 
 
-def a_job_that_outgrows_its_memory_is_killed_by_the_kernel_and_says_so(user: Person) -> None:
+def a_job_killed_by_the_kernel_for_its_memory_reports_the_limit(user: Person) -> None:
     training = script(user, user.folder("large"), FILLS_ITS_MEMORY, *PAID, "restart=none")
     training.wait_for_end()
     if not _has_cgroups(user):
@@ -131,7 +131,7 @@ def a_job_that_outgrows_its_memory_is_killed_by_the_kernel_and_says_so(user: Per
     assert "out of main memory" in training.phase()["reason"]
 
 
-def the_trainers_save_where_only_the_first_process_of_a_task_hears_a_signal(user: Person) -> None:
+def trainers_save_where_only_the_first_process_of_a_task_is_signalled(user: Person) -> None:
     training = slow_saver(user, user.folder("cancelled"), *PAID, "nodes=2", steps=1000, save_seconds=1.0)
     training.wait_for_step(2)
     user.llmlaunch("cancel", training.run, code=0)
@@ -152,7 +152,7 @@ def near_the_time_limit_each_rank_saves_once(user: Person) -> None:
     assert training.phase()["phase"] == "stopped"
 
 
-def a_training_that_fails_starts_again_within_the_memory_of_its_allocation(user: Person) -> None:
+def a_failed_training_restarts_within_the_memory_of_its_allocation(user: Person) -> None:
     words = ("nodes=2", "restart={times: 1, backoff_seconds: 0}", *PAID)
     training = script(user, user.folder("again"), FAILS_AFTER_SAVING, *words)
     training.wait_for_end()
@@ -166,12 +166,12 @@ def _has_cgroups(user: Person) -> bool:
 
 STORIES = by_name(
     two_nodes_train_without_a_home_and_without_ssh,
-    a_job_that_outgrows_its_memory_is_killed_by_the_kernel_and_says_so,
-    a_job_that_is_not_put_back_ends_and_says_how_it_goes_on,
-    the_trainers_save_where_only_the_first_process_of_a_task_hears_a_signal,
+    a_job_killed_by_the_kernel_for_its_memory_reports_the_limit,
+    a_job_that_is_not_requeued_ends_and_says_how_to_resume,
+    trainers_save_where_only_the_first_process_of_a_task_is_signalled,
     near_the_time_limit_each_rank_saves_once,
-    a_training_that_fails_starts_again_within_the_memory_of_its_allocation,
-    a_closed_partition_is_named_as_one_that_is_not_for_everybody,
+    a_failed_training_restarts_within_the_memory_of_its_allocation,
+    a_closed_partition_is_reported_as_restricted,
 )
 
 

@@ -188,7 +188,7 @@ def refused(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_every_field_takes_the_text_or_refuses_it_in_a_sentence_that_names_it(attack: str) -> None:
+def test_every_field_accepts_the_text_or_its_refusal_names_the_field(attack: str) -> None:
     for place, said in refusals(attack).items():
         named = takewhile(lambda part: isinstance(part, str) and part != "<key>", place)
         assert not said or f"{'.'.join(map(str, named))}" in said, (place, said)
@@ -209,7 +209,7 @@ def submitted(person: Person, recipe: dict[str, Any], folder: Path) -> str:
     return json.loads((folder / "run" / "submission.json").read_text())["job_id"] if done.returncode == 0 else ""
 
 
-def nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives(attack: str, person: Person) -> None:
+def no_recipe_text_runs_as_code_and_accepted_text_arrives_unchanged(attack: str, person: Person) -> None:
     text = ATTACKS[attack]
     taken = [place for place, said in refusals(attack).items() if not said]
     together = HARMLESS
@@ -235,7 +235,7 @@ def nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives(attack: str,
 
 
 STORIES = cases(
-    nothing_in_a_recipe_runs_on_a_cluster_and_what_is_taken_arrives, **{attack: (attack,) for attack in ATTACKS}
+    no_recipe_text_runs_as_code_and_accepted_text_arrives_unchanged, **{attack: (attack,) for attack in ATTACKS}
 )
 
 

@@ -52,7 +52,7 @@ class Nodes:
         return "slurm.exclude=" + ",".join(node for node in self.every if node not in nodes)
 
 
-def a_job_out_of_time_saves_and_goes_on_from_there(person: Person, folder: Path, nodes: Nodes) -> None:
+def a_job_out_of_time_saves_and_continues_from_there(person: Person, folder: Path, nodes: Nodes) -> None:
     seconds = SAVED_SECONDS[person.cluster.settings["LIMITS"]]
     training = slow_saver(
         person, folder, "nodes=2", nodes.only(nodes.common), 'slurm.time="00:07:00"', f"restart.save_seconds={seconds}",
@@ -74,7 +74,7 @@ def a_job_out_of_time_saves_and_goes_on_from_there(person: Person, folder: Path,
     assert training.phase()["phase"] == "succeeded"
 
 
-def a_preempted_job_saves_in_its_grace_time_and_comes_back(person: Person, folder: Path, nodes: Nodes) -> None:
+def a_preempted_job_saves_in_its_grace_time_and_is_requeued(person: Person, folder: Path, nodes: Nodes) -> None:
     training = slow_saver(
         person, folder, nodes.only(nodes.preempted), "slurm.partition=low", "slurm.exclusive=true",
         steps=300, save_seconds=3.0,
@@ -91,7 +91,7 @@ def a_preempted_job_saves_in_its_grace_time_and_comes_back(person: Person, folde
     assert training.phase()["phase"] == "succeeded"
 
 
-def a_cancelled_job_saves_and_stays_away(person: Person, folder: Path, nodes: Nodes) -> None:
+def a_cancelled_job_saves_and_does_not_restart(person: Person, folder: Path, nodes: Nodes) -> None:
     training = slow_saver(person, folder, "nodes=2", nodes.only(nodes.common), steps=1000, save_seconds=1.0)
     training.wait_for_step(2)
     assert person.llmlaunch("cancel", str(training.run)).returncode == 0
@@ -102,7 +102,7 @@ def a_cancelled_job_saves_and_stays_away(person: Person, folder: Path, nodes: No
     assert len(training.attempts()) == 1
 
 
-def a_job_whose_node_loses_power_goes_on_on_another(person: Person, folder: Path, nodes: Nodes) -> None:
+def a_job_whose_node_loses_power_continues_on_another(person: Person, folder: Path, nodes: Nodes) -> None:
     words = ("nodes=2", nodes.only(nodes.cut))
     training = slow_saver(person, folder, *words, steps=160, step_seconds=0.5)  # not over before the power is cut
     training.wait_for_step(2)
@@ -114,7 +114,7 @@ def a_job_whose_node_loses_power_goes_on_on_another(person: Person, folder: Path
     assert {node["node"] for node in training.status()["nodes"]} == {*nodes.cut} - {lost}
 
 
-def a_job_that_dies_at_once_does_not_come_back(person: Person, folder: Path, nodes: Nodes) -> None:
+def a_job_that_crashes_at_once_is_not_restarted(person: Person, folder: Path, nodes: Nodes) -> None:
     training = script(person, folder, "raise SystemExit(7)", nodes.only(nodes.common), "restart.backoff_seconds=0")
     training.wait_for_end()
     assert training.attempts() == [f"{training.job}.0"]
@@ -124,7 +124,7 @@ def a_job_that_dies_at_once_does_not_come_back(person: Person, folder: Path, nod
     assert "exited with 7" in said["reason"], said
 
 
-def a_job_that_fails_again_and_again_waits_and_is_given_up(person: Person, folder: Path, nodes: Nodes) -> None:
+def a_job_that_keeps_failing_backs_off_and_is_given_up(person: Person, folder: Path, nodes: Nodes) -> None:
     words = ("restart={times: 1, backoff_seconds: 10, within: queue}", nodes.only(nodes.common))
     training = script(person, folder, FAILS_AFTER_SAVING, *words)
     training.wait(lambda it: it.status("1"), "the second attempt has ended")
@@ -138,7 +138,7 @@ def a_job_that_fails_again_and_again_waits_and_is_given_up(person: Person, folde
     assert "exited with 3" in said["reason"], said
 
 
-def where_requeueing_is_forbidden_a_chain_of_jobs_goes_on(person: Person, folder: Path, nodes: Nodes) -> None:
+def a_chain_of_jobs_continues_where_requeueing_is_forbidden(person: Person, folder: Path, nodes: Nodes) -> None:
     words = ("slurm.partition=once", "restart={times: 1, by: chain, within: queue}", nodes.only(nodes.common))
     training = script(person, folder, FAILS_AFTER_SAVING, *words)
     training.wait(lambda it: len(it.steps()) == 4, "two jobs have trained")
@@ -151,7 +151,7 @@ def where_requeueing_is_forbidden_a_chain_of_jobs_goes_on(person: Person, folder
     assert training.phase()["phase"] == "failed"
 
 
-def a_job_whose_disk_is_full_trains_to_its_end_and_says_so(person: Person, folder: Path, nodes: Nodes) -> None:
+def a_job_on_a_full_disk_finishes_and_reports_the_disk(person: Person, folder: Path, nodes: Nodes) -> None:
     """The file system of the run directory is full from the first step on. Nothing can be written down any more, and
     nothing is made up."""
     saved = f"training.checkpoint_path={folder}"  # a disk that has no room for a checkpoint is refused at the desk
@@ -163,9 +163,7 @@ def a_job_whose_disk_is_full_trains_to_its_end_and_says_so(person: Person, folde
     assert "no space is left on the disk" in said["reason"], said
 
 
-def a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
-    person: Person, folder: Path, nodes: Nodes
-) -> None:
+def a_job_survives_a_controller_outage_and_is_requeued_afterwards(person: Person, folder: Path, nodes: Nodes) -> None:
     """slurmctld is down while a job trains and wants to be requeued: of a cluster of its own, since every other life
     talks to theirs."""
     with person_with_a_cluster(person.site, 1) as person:
@@ -187,15 +185,15 @@ def a_job_outlives_the_controller_and_comes_back_when_it_is_there_again(
 
 
 LIVES = by_name(
-    a_job_out_of_time_saves_and_goes_on_from_there,
-    a_job_outlives_the_controller_and_comes_back_when_it_is_there_again,
-    a_job_whose_node_loses_power_goes_on_on_another,
-    a_job_that_fails_again_and_again_waits_and_is_given_up,
-    where_requeueing_is_forbidden_a_chain_of_jobs_goes_on,
-    a_preempted_job_saves_in_its_grace_time_and_comes_back,
-    a_job_that_dies_at_once_does_not_come_back,
-    a_cancelled_job_saves_and_stays_away,
-    *([a_job_whose_disk_is_full_trains_to_its_end_and_says_so] if os.getuid() == 0 else []),  # mounting takes root
+    a_job_out_of_time_saves_and_continues_from_there,
+    a_job_survives_a_controller_outage_and_is_requeued_afterwards,
+    a_job_whose_node_loses_power_continues_on_another,
+    a_job_that_keeps_failing_backs_off_and_is_given_up,
+    a_chain_of_jobs_continues_where_requeueing_is_forbidden,
+    a_preempted_job_saves_in_its_grace_time_and_is_requeued,
+    a_job_that_crashes_at_once_is_not_restarted,
+    a_cancelled_job_saves_and_does_not_restart,
+    *([a_job_on_a_full_disk_finishes_and_reports_the_disk] if os.getuid() == 0 else []),  # mounting takes root
 )
 
 

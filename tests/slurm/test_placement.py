@@ -60,7 +60,7 @@ def decision(training: Training) -> dict[str, Any]:
     return training.of_attempt("0", "attempt.json")["placement"]
 
 
-def ranks_follow_the_order_that_a_measured_matrix_makes_best(person: Person) -> None:
+def ranks_follow_the_best_order_of_a_measured_matrix(person: Person) -> None:
     nodes = person.cluster.nodes
     # one ring of fast links: 0 - 2 - 1 - 3 - 0
     training = on_four_nodes(person, site(person, [(0, 2), (2, 1), (1, 3), (3, 0)]))
@@ -74,7 +74,7 @@ def ranks_follow_the_order_that_a_measured_matrix_makes_best(person: Person) -> 
     assert steps == {frozenset(pair) for pair in [(0, 2), (2, 1), (1, 3), (3, 0)]}
 
 
-def placement_that_fails_leaves_slurms_order_and_the_job_succeeds(person: Person) -> None:
+def a_failed_placement_keeps_slurms_order_and_the_job_succeeds(person: Person) -> None:
     run = person.home / "run"
     words = ("nodes=4", "cluster=cpu-x1", f"python={person.python}", trainer(person))
     said = person.llmlaunch("render", QUICKSTART, *words, "-o", run, code=0)
@@ -87,7 +87,7 @@ def placement_that_fails_leaves_slurms_order_and_the_job_succeeds(person: Person
     assert nodes_by_rank(training) == nodes
 
 
-def the_network_is_measured_in_an_allocation_and_the_next_job_is_placed_by_it(person: Person) -> None:
+def the_network_is_measured_in_an_allocation_and_places_the_next_job(person: Person) -> None:
     words = site(person, None)
     doctor = f"{sys.executable} -m llmlaunch doctor --network --message-mib 1 --save {person.home / 'site.yaml'}"
     nodes = person.cluster.nodes[:4]
@@ -100,7 +100,7 @@ def the_network_is_measured_in_an_allocation_and_the_next_job_is_placed_by_it(pe
     assert decision(on_four_nodes(person, words))["source"] == "matrix"
 
 
-def without_a_matrix_slurms_own_topology_decides(person: Person) -> None:
+def without_a_matrix_slurms_topology_decides(person: Person) -> None:
     """A ring must pass from one switch to the other and back: SLURM's order does so twice each way. The nodes are under
     two switches: the first and third, the second and fourth."""
     with running_cluster(4, CPUS="4", SWITCHES="2") as switched:
@@ -116,10 +116,10 @@ def without_a_matrix_slurms_own_topology_decides(person: Person) -> None:
 
 
 STORIES = by_name(
-    the_network_is_measured_in_an_allocation_and_the_next_job_is_placed_by_it,
-    ranks_follow_the_order_that_a_measured_matrix_makes_best,
-    without_a_matrix_slurms_own_topology_decides,
-    placement_that_fails_leaves_slurms_order_and_the_job_succeeds,
+    the_network_is_measured_in_an_allocation_and_places_the_next_job,
+    ranks_follow_the_best_order_of_a_measured_matrix,
+    without_a_matrix_slurms_topology_decides,
+    a_failed_placement_keeps_slurms_order_and_the_job_succeeds,
 )
 
 

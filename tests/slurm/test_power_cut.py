@@ -192,5 +192,5 @@ def said(
     return of
 
 
-def test_a_node_of_two_and_a_node_of_one(said: Callable[[int], list[str]], repeat: int) -> None:
+def test_a_power_cut_loses_no_peak_that_was_on_disk(said: Callable[[int], list[str]], repeat: int) -> None:
     assert said(repeat) == []

@@ -30,7 +30,7 @@ for step in range(1, steps + 1):
 """
 
 
-def test_a_rank_of_512_is_a_job_of_one_gpu_and_some_minutes(person: Person) -> None:
+def test_one_of_512_ranks_is_rehearsed_by_a_short_job_of_one_gpu(person: Person) -> None:
     (person.home / "pretrain_gpt.py").write_text(TRAINER)
     own = (f"backend.path={person.home}", f"python={person.python}")
     done = person.llmlaunch("rehearse", RECIPE, *JOB, *own, "--on", "gpu", "--rank", "3", "-o", "runs", "--json")

@@ -60,9 +60,7 @@ def is_the_same_job(training: Training) -> bool:
     return "Restarts=0 " in training.person.ask("scontrol", "show", "job", training.job)
 
 
-def a_spare_node_takes_the_place_of_a_lost_one_before_slurm_knows_and_stays_when_it_does(
-    person: Person, folder: Path
-) -> None:
+def a_spare_node_replaces_a_lost_one_before_and_after_slurm_notices(person: Person, folder: Path) -> None:
     """SLURM would end the job, if it had the lost node still."""
     words = ("nodes=2", "spare_nodes=1", only_on(person, range(3)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
@@ -76,9 +74,7 @@ def a_spare_node_takes_the_place_of_a_lost_one_before_slurm_knows_and_stays_when
     person.ask("scancel", training.job)
 
 
-def a_spare_node_takes_the_place_of_a_frozen_one_which_saves_nothing_when_it_returns(
-    person: Person, folder: Path
-) -> None:
+def a_spare_node_replaces_a_frozen_one_which_saves_nothing_when_it_thaws(person: Person, folder: Path) -> None:
     words = ("nodes=2", "spare_nodes=1", only_on(person, range(8, 11)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
@@ -113,7 +109,7 @@ def goes_on_without(training: Training, lost: str) -> None:
     assert "in the same allocation" in training.log()
 
 
-def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path) -> None:
+def without_a_spare_node_the_job_is_requeued(person: Person, folder: Path) -> None:
     """And starts again before SLURM knows of the lost node."""
     words = ("nodes=2", "restart.backoff_seconds=0", only_on(person, range(3, 6)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
@@ -129,7 +125,7 @@ def without_a_spare_node_it_goes_back_to_the_queue(person: Person, folder: Path)
     person.ask("scancel", training.job)
 
 
-def without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows(person: Person, folder: Path) -> None:
+def without_a_spare_node_it_continues_on_fewer_where_the_recipe_allows(person: Person, folder: Path) -> None:
     tiny = "model={num_layers: 2, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, vocab_size: 256}"
     words = (tiny, "nodes={count: 2, at_least: 1}", "layout.zero_stage=1", "data={mock: true}", "training.steps=100000")
     saved = (f"training.checkpoint_path={folder / 'checkpoints'}", "training.save_interval=4")
@@ -163,10 +159,10 @@ def losses(training: Training, attempt: str) -> dict[int, float]:
 
 
 STORIES = by_name(
-    a_spare_node_takes_the_place_of_a_lost_one_before_slurm_knows_and_stays_when_it_does,
-    a_spare_node_takes_the_place_of_a_frozen_one_which_saves_nothing_when_it_returns,
-    without_a_spare_node_it_goes_back_to_the_queue,
-    without_a_spare_node_it_goes_on_with_fewer_where_the_recipe_allows,
+    a_spare_node_replaces_a_lost_one_before_and_after_slurm_notices,
+    a_spare_node_replaces_a_frozen_one_which_saves_nothing_when_it_thaws,
+    without_a_spare_node_the_job_is_requeued,
+    without_a_spare_node_it_continues_on_fewer_where_the_recipe_allows,
 )
 
 

@@ -28,7 +28,7 @@ def form_refused(cluster: Cluster, option: str, value: str) -> str:
     return words[0] if words and done.returncode else ""
 
 
-def test_values_are_refused_by_us_as_by_sbatch(slurm: Cluster) -> None:
+def test_llmlaunch_rejects_the_same_values_as_sbatch(slurm: Cluster) -> None:
     wrong = []
     for verdict, refused in (("taken", False), ("refused", True)):
         for option, value in VALUES[verdict]:
@@ -38,13 +38,13 @@ def test_values_are_refused_by_us_as_by_sbatch(slurm: Cluster) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_option_that_this_sbatch_shows_is_known(slurm: Cluster) -> None:
+def test_llmlaunch_knows_every_option_of_this_sbatch(slurm: Cluster) -> None:
     shown = set(re.findall(r"--([a-z][a-z0-9-]+)", slurm.ask("sbatch", "--help").partition("Parallel run options")[2]))
     assert shown - {"mem-per-cpu"} <= set(OPTIONS)
     assert len(shown) > 70
 
 
-def options_wrongly_said(cluster: Cluster) -> list[str]:
+def options_wrongly_listed(cluster: Cluster) -> list[str]:
     """What slurm/versions.json says of this release's options of sbatch, and sbatch does not."""
     here = release(cluster.ask("sbatch", "--version"))
     assert here is not None
@@ -63,5 +63,5 @@ def options_wrongly_said(cluster: Cluster) -> list[str]:
     return wrong
 
 
-def test_sbatch_has_the_options_that_are_said_of_its_release(slurm: Cluster) -> None:
-    assert options_wrongly_said(slurm) == []
+def test_sbatch_has_the_options_that_versions_json_lists(slurm: Cluster) -> None:
+    assert options_wrongly_listed(slurm) == []

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slurm
 COUNTS_ITS_CPUS = "import os, pathlib\npathlib.Path('cpus').write_text(str(len(os.sched_getaffinity(0))))\n"
 
 
-def test_the_profile_a_cluster_drafts_of_itself_is_that_cluster(person: Person) -> None:
+def test_the_drafted_profile_describes_the_cluster(person: Person) -> None:
     person.llmlaunch("init", "--site", "ours", code=0)
     cluster = load_cluster("./ours.yaml", person.home)
     assert (cluster.accelerator.name, cluster.devices_per_node, cluster.cpus_per_node) == ("h100-80gb", 8, 4)
@@ -35,7 +35,7 @@ def bound(slurm_packages: None, tmp_path: Path) -> Iterator[Person]:
         yield at_home(cluster, tmp_path)
 
 
-def test_the_trainers_have_the_cpus_that_the_profile_asks_for(bound: Person) -> None:
+def test_trainers_get_the_cpus_that_the_profile_requests(bound: Person) -> None:
     every = len(os.sched_getaffinity(0))
     assert bound.ask("srun", "-N1", "-n1", "nproc") == "1\n"
     assert [requeue_of(bound.cluster), requeue_of(bound.cluster, "--requeue")] == ["Requeue=0", "Requeue=1"]

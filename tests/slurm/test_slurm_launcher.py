@@ -36,7 +36,7 @@ ENDS = {
 }
 
 
-def test_what_became_of_jobs_is_asked_at_once_and_is_what_they_said_themselves(slurm: Cluster, tmp_path: Path) -> None:
+def test_states_of_many_jobs_come_from_one_question_and_their_own_verdicts(slurm: Cluster, tmp_path: Path) -> None:
     """Exit code 0 alone is no success, and SLURM's COMPLETED does not outweigh a failed rank."""
     ended = {body: submit(run_directory(tmp_path / str(n), body)) for n, body in enumerate(ENDS)}
     held = submit(run_directory(tmp_path / "held", "finish 0"), "--hold")
@@ -55,7 +55,7 @@ def test_what_became_of_jobs_is_asked_at_once_and_is_what_they_said_themselves(s
     assert (tmp_path / "0" / "run.id").read_text().startswith("sample-")
 
 
-def test_a_node_that_is_silent_when_the_job_ends_keeps_it_for_a_while(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_node_silent_at_the_end_of_a_job_keeps_it_completing(slurm: Cluster, tmp_path: Path) -> None:
     submission = submit(run_directory(tmp_path / "run", f"touch began\n{WAIT_FOR_GO}"))
     wait_until((submission.run_dir / "began").exists, "the job runs")
     daemons = slurm.daemons("slurmd")
@@ -75,7 +75,7 @@ def test_a_node_that_is_silent_when_the_job_ends_keeps_it_for_a_while(slurm: Clu
     wait_for(submission, "succeeded")
 
 
-def test_a_job_that_has_succeeded_is_not_told_to_stop(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
+def test_cancel_leaves_a_finished_job_alone(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     submission = submit(run_directory(tmp_path / "run", "finish 0"))
     wait_for(submission, "succeeded")
     assert SlurmLauncher().cancel(submission) is False
@@ -94,9 +94,7 @@ def test_a_job_that_has_succeeded_is_not_told_to_stop(slurm: Cluster, llmlaunch:
         (["--no-such-option"], "unrecognized option"),
     ],
 )
-def test_a_refusal_is_told_in_sbatch_s_own_words(
-    slurm: Cluster, tmp_path: Path, extra: Sequence[str], words: str
-) -> None:
+def test_a_refusal_quotes_sbatch(slurm: Cluster, tmp_path: Path, extra: Sequence[str], words: str) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
     with pytest.raises(SchedulerRefused, match="sbatch refused the job") as refusal:
         submit(run_dir, *extra)
@@ -109,7 +107,7 @@ def test_a_refusal_is_told_in_sbatch_s_own_words(
     wait_for(submit(run_dir), "succeeded")  # mended, it may be submitted again
 
 
-def test_the_environment_does_not_override_the_script(
+def test_sbatch_variables_do_not_override_the_script(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -126,7 +124,7 @@ def test_the_environment_does_not_override_the_script(
     assert shown == "sample debug\n"  # the script names no partition: the site's default may
 
 
-def test_node_ranks_follow_slurm_s_order(slurm: Cluster, tmp_path: Path) -> None:
+def test_node_ranks_follow_the_order_of_slurm(slurm: Cluster, tmp_path: Path) -> None:
     """node10 and node11 come after node9, and rank 0 sits where MASTER_ADDR points."""
     body = (
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
@@ -144,7 +142,7 @@ def test_node_ranks_follow_slurm_s_order(slurm: Cluster, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["running", "waiting"])
-def test_the_job_of_another_directory_is_not_cancelled(
+def test_a_forged_job_id_cancels_nobody_s_job(
     slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path, held: bool
 ) -> None:
     """A run directory that names somebody's job does not get it cancelled."""
@@ -171,7 +169,7 @@ def test_the_job_of_another_directory_is_not_cancelled(
         assert in_queue() == before
 
 
-def test_a_controller_that_answers_late_has_taken_the_job_once(alone: Cluster, tmp_path: Path) -> None:
+def test_a_controller_that_answers_late_gets_the_job_once(alone: Cluster, tmp_path: Path) -> None:
     """sbatch gives up and exits 1, and the job is in the queue: seen with 22.05.8."""
     controller = alone.pid("slurmctld")
     os.kill(controller, signal.SIGSTOP)
@@ -183,7 +181,7 @@ def test_a_controller_that_answers_late_has_taken_the_job_once(alone: Cluster, t
     assert alone.ask("squeue", "-h", "-t", "all", "-o", "%i").split() == [submission.job_id]
 
 
-def test_a_controller_that_is_down_is_said_plainly(alone: Cluster, tmp_path: Path) -> None:
+def test_a_controller_that_is_down_is_reported_plainly(alone: Cluster, tmp_path: Path) -> None:
     ended = submit(run_directory(tmp_path / "ended", "finish 6 'rank 0 exited with 6'"))
     wait_for(ended, "failed")
     running = submit(run_directory(tmp_path / "running", WAIT_FOR_GO))

@@ -72,7 +72,7 @@ TAKES_IT = f'{REAL} "$@" >/dev/null; kill -9 $PPID'
 
 
 @pytest.mark.parametrize("command", ["status", "resume"])
-def test_a_submit_that_was_killed_after_sbatch_finds_its_job(
+def test_after_a_submit_killed_behind_sbatch_the_job_is_found(
     slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path, command: str
 ) -> None:
     run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
@@ -96,7 +96,7 @@ def test_a_submit_that_was_killed_after_sbatch_finds_its_job(
     wait_for(submission, "succeeded")
 
 
-def test_a_job_that_was_started_by_hand_is_shown_from_the_queue_to_its_end(
+def test_a_job_started_by_hand_is_shown_from_the_queue_to_its_end(
     slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
 ) -> None:
     run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
@@ -116,7 +116,7 @@ def test_a_job_that_was_started_by_hand_is_shown_from_the_queue_to_its_end(
     assert not (run_dir / "submission.json").exists()
 
 
-def test_a_submit_that_was_killed_before_sbatch_is_made_up_for_once(
+def test_after_a_submit_killed_before_sbatch_resume_submits_once(
     slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
 ) -> None:
     run_dir = run_directory(tmp_path / "run", WAIT_FOR_GO)
@@ -130,7 +130,7 @@ def test_a_submit_that_was_killed_before_sbatch_is_made_up_for_once(
     assert jobs_of(slurm, run_dir) == [job]
 
 
-def test_a_job_that_ended_before_anybody_looked_is_found_too(slurm: Cluster, tmp_path: Path) -> None:
+def test_after_a_killed_submit_a_finished_job_is_found_too(slurm: Cluster, tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0 'all done'")
     killed_submit(run_dir, tmp_path, TAKES_IT)
     wait_until((run_dir / "status.json").exists, "the job has ended")
@@ -139,7 +139,9 @@ def test_a_job_that_ended_before_anybody_looked_is_found_too(slurm: Cluster, tmp
     assert wait_for(submission, "succeeded").reason == "all done"
 
 
-def test_resume_submits_again_and_keeps_the_jobs_before(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
+def test_resume_submits_again_and_keeps_the_earlier_jobs(
+    slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
+) -> None:
     run_dir = run_directory(tmp_path / "run", f"[ -e go ] || {{ {STOPPED}; }}\nfinish 0")
     llmlaunch("resume", run_dir)  # never submitted before
     first = submission_of(run_dir)
@@ -159,7 +161,9 @@ def test_resume_submits_again_and_keeps_the_jobs_before(slurm: Cluster, llmlaunc
     assert "succeeded, so nothing is left to do" in llmlaunch("resume", run_dir, code=2).stderr
 
 
-def test_a_job_nobody_knows_is_resumed_only_anyway(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
+def test_a_job_of_unknown_fate_is_resumed_only_with_anyway(
+    slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
+) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
     write_submission(run_dir, "4000000")
     assert "nobody knows whether its job 4000000 has ended" in llmlaunch("resume", run_dir, code=2).stderr
@@ -173,7 +177,7 @@ def chained(path: Path, body: str, times: int) -> Path:
     return run_dir
 
 
-def test_a_chain_goes_on_in_its_next_job(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
+def test_a_chain_continues_in_its_next_job(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     run_dir = chained(tmp_path / "run", f"ls attempts | grep -q -v $attempt || {{ {STOPPED}; }}\n{WAIT_FOR_GO}", 2)
     submission = submit(run_dir)
     assert len(submission.jobs) == 3
@@ -205,7 +209,7 @@ def test_cancel_ends_every_job_of_a_chain(slurm: Cluster, tmp_path: Path) -> Non
     )
 
 
-def test_a_chain_that_was_cut_short_is_completed(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
+def test_resume_completes_a_partly_submitted_chain(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     run_dir = chained(tmp_path / "run", WAIT_FOR_GO, 2)
     killed_submit(run_dir, tmp_path, f'case "$*" in *--dependency*) kill -9 $PPID;; *) {REAL} "$@";; esac')
     first = submission_of(run_dir)
@@ -218,14 +222,14 @@ def test_a_chain_that_was_cut_short_is_completed(slurm: Cluster, llmlaunch: Comm
     assert whole.earlier == ()
 
 
-def test_an_option_this_slurm_does_not_have_is_refused_before_sbatch(slurm: Cluster, tmp_path: Path) -> None:
+def test_an_option_missing_from_this_release_is_refused_before_sbatch(slurm: Cluster, tmp_path: Path) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")
     with pytest.raises(UserError, match=r"sbatch --checkpoint went after 19\.05, and this site runs slurm"):
         submit(run_dir, "--checkpoint=1:00")
     assert not (run_dir / "submitting").exists()
 
 
-def test_two_hundred_runs_are_one_question(
+def test_the_status_of_200_runs_is_one_question(
     slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = run_directory(tmp_path / "run", "finish 0") / "job.sbatch"
@@ -246,7 +250,7 @@ def test_two_hundred_runs_are_one_question(
     assert sorted(asked) == ["sacct", "squeue"]
 
 
-def test_test_only_says_what_sbatch_says_and_submits_nothing(slurm: Cluster, tmp_path: Path) -> None:
+def test_test_only_quotes_sbatch_and_submits_nothing(slurm: Cluster, tmp_path: Path) -> None:
     script = (run_directory(tmp_path / "run", "finish 0") / "job.sbatch").read_text()
     before = slurm.ask("squeue", "-h", "-t", "all", "-o", "%F")
     would, words = SlurmLauncher().test(script)
@@ -258,7 +262,7 @@ def test_test_only_says_what_sbatch_says_and_submits_nothing(slurm: Cluster, tmp
     assert slurm.ask("squeue", "-h", "-t", "all", "-o", "%F") == before
 
 
-def test_from_a_refusal_to_a_job_as_a_person_types_it(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
+def test_a_refused_run_is_resumed_as_one_job(slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "llama3-8b.yaml"
     run_dir = tmp_path / "run"
     own = ("submit", recipe, "nodes=2", "backend.path=/no-such-file-system/Megatron-LM")
@@ -319,7 +323,7 @@ def test_on_a_full_disk_nothing_is_submitted(slurm: Cluster, small_disk: Path) -
     assert not list(run_dir.glob(".*"))  # no half-written files
 
 
-def test_a_job_nobody_could_write_down_is_cancelled_again(slurm: Cluster, tmp_path: Path, small_disk: Path) -> None:
+def test_a_job_that_cannot_be_recorded_is_cancelled(slurm: Cluster, tmp_path: Path, small_disk: Path) -> None:
     """The disk fills up while sbatch works. The job is held, lest it fails on that disk before it is cancelled."""
     run_dir = run_directory(small_disk / "run", WAIT_FOR_GO)
     full = f"cat /dev/zero > {small_disk}/rest" if os.path.ismount(small_disk) else "prlimit --fsize=0 --pid=$PPID"
@@ -334,7 +338,7 @@ def test_a_job_nobody_could_write_down_is_cancelled_again(slurm: Cluster, tmp_pa
     assert not (run_dir / "submitting").exists()
 
 
-def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
+def test_a_hanging_scheduler_is_reported_and_gets_the_job_once(
     alone: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have heard sbatch before it hung: nobody knows until it wakes."""
@@ -358,9 +362,7 @@ def test_a_scheduler_that_hangs_is_said_and_the_job_is_submitted_once(
     wait_for(submission, "succeeded")
 
 
-def test_a_controller_that_dies_while_it_is_spoken_to_is_asked_whether_it_took_the_job(
-    alone: Cluster, tmp_path: Path
-) -> None:
+def test_a_controller_that_dies_during_sbatch_is_asked_for_the_job_afterwards(alone: Cluster, tmp_path: Path) -> None:
     """sbatch says "Connection reset by peer" and exits 1: the request was sent, and nobody says whether it was read."""
     run_dir = run_directory(tmp_path / "run", "finish 0")
     controller = psutil.Process(alone.pid("slurmctld"))
@@ -413,7 +415,7 @@ def wait_until_saved(cluster: Cluster, job: str) -> None:
     wait_until(lambda: saved.exists() and saved.stat().st_mtime >= changed, "the controller has saved its jobs")
 
 
-def test_a_controller_that_is_down_is_waited_for_and_that_is_said(alone: Cluster, tmp_path: Path) -> None:
+def test_submit_waits_for_a_controller_that_is_down_and_says_so(alone: Cluster, tmp_path: Path) -> None:
     """It comes back while sbatch is tried again; the job that ran meanwhile has lost nothing."""
     running = submit(run_directory(tmp_path / "running", WAIT_FOR_GO))
     wait_for(running, "running")
@@ -437,7 +439,7 @@ def test_a_controller_that_is_down_is_waited_for_and_that_is_said(alone: Cluster
     wait_for(submission, "succeeded")
 
 
-def test_without_slurm_a_submitted_run_says_so(
+def test_commands_on_a_submitted_run_need_slurm(
     llmlaunch: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = run_directory(tmp_path / "run", "finish 0")

@@ -47,7 +47,7 @@ def wait_for(submissions: Sequence[Submission], *wanted: str) -> None:
     )
 
 
-def test_an_array_is_one_job_and_each_task_a_run_of_its_own(slurm: Cluster, tmp_path: Path) -> None:
+def test_an_array_is_one_job_whose_tasks_are_separate_runs(slurm: Cluster, tmp_path: Path) -> None:
     runs = hand_in(
         tmp_path / "sweep", "array", ["finish 0", "finish 3 'rank 1 exited with 3'", WAIT_FOR_GO, "finish 0"]
     )
@@ -64,7 +64,7 @@ def test_an_array_is_one_job_and_each_task_a_run_of_its_own(slurm: Cluster, tmp_
     wait_for(runs, "succeeded", "failed", "succeeded", "succeeded")
 
 
-def test_one_task_is_cancelled_running_or_waiting_and_the_others_go_on(slurm: Cluster, tmp_path: Path) -> None:
+def test_one_task_is_cancelled_running_or_pending_and_the_others_continue(slurm: Cluster, tmp_path: Path) -> None:
     runs = hand_in(tmp_path / "sweep", "array", [WAIT_FOR_GO] * 4, limit=2)
     wait_for(runs, "running", "running", "pending", "pending")
     SlurmLauncher().cancel(runs[0])
@@ -78,7 +78,7 @@ def test_one_task_is_cancelled_running_or_waiting_and_the_others_go_on(slurm: Cl
     wait_for(runs, "cancelled", "succeeded", "succeeded", "cancelled")
 
 
-def test_a_whole_array_is_cancelled_by_the_directory_of_the_sweep(slurm: Cluster, tmp_path: Path) -> None:
+def test_the_directory_of_the_sweep_cancels_the_whole_array(slurm: Cluster, tmp_path: Path) -> None:
     runs = hand_in(tmp_path / "sweep", "array", [WAIT_FOR_GO] * 3, limit=1)
     wait_for(runs, "running", "pending", "pending")
     array = read_submission(tmp_path / "sweep")
@@ -87,7 +87,7 @@ def test_a_whole_array_is_cancelled_by_the_directory_of_the_sweep(slurm: Cluster
     wait_for(runs, "cancelled", "cancelled", "cancelled")
 
 
-def test_a_task_is_requeued_alone_and_begins_its_next_attempt(slurm: Cluster, tmp_path: Path) -> None:
+def test_one_task_is_requeued_and_begins_its_next_attempt(slurm: Cluster, tmp_path: Path) -> None:
     body = 'echo "$attempt" >> begun\n' + WAIT_FOR_GO
     runs = hand_in(tmp_path / "sweep", "array", [body] * 2)
     wait_for(runs, "running", "running")
@@ -101,7 +101,7 @@ def test_a_task_is_requeued_alone_and_begins_its_next_attempt(slurm: Cluster, tm
     assert (runs[0].run_dir / "begun").read_text().split() == [f"{runs[0].job_id}.0"]
 
 
-def test_tasks_whose_writing_down_was_interrupted_are_found_by_the_array(slurm: Cluster, tmp_path: Path) -> None:
+def test_tasks_of_an_interrupted_submit_are_found_through_the_array(slurm: Cluster, tmp_path: Path) -> None:
     runs = hand_in(tmp_path / "sweep", "array", ["finish 0", "finish 0"])
     (runs[1].run_dir / "submission.json").unlink()
     assert task_submission(runs[1].run_dir) == runs[1]
@@ -109,7 +109,7 @@ def test_tasks_whose_writing_down_was_interrupted_are_found_by_the_array(slurm: 
     assert task_submission(run_directory(tmp_path / "alone", "finish 0")) is None
 
 
-def test_an_array_longer_than_the_cluster_takes_is_refused_with_its_number(slurm: Cluster) -> None:
+def test_an_array_longer_than_the_cluster_allows_is_refused(slurm: Cluster) -> None:
     most = max_array_size()
     assert most == 1001
     refuse_array(most, most)
@@ -117,7 +117,7 @@ def test_an_array_longer_than_the_cluster_takes_is_refused_with_its_number(slurm
         refuse_array(most + 1, most)
 
 
-def test_a_chain_runs_one_after_the_other_and_ends_with_the_first_failure(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_chain_runs_in_order_and_ends_with_the_first_failure(slurm: Cluster, tmp_path: Path) -> None:
     note = "echo $attempt >> ../order\n"
     runs = hand_in(tmp_path / "sweep", "afterok", [note + WAIT_FOR_GO, note + "finish 5", note + "finish 0"])
     wait_for(runs, "running", "pending", "pending")
@@ -128,11 +128,11 @@ def test_a_chain_runs_one_after_the_other_and_ends_with_the_first_failure(slurm:
     assert order == [f"{submission.job_id}.0" for submission in runs[:2]]
 
 
-def test_a_chain_of_any_ends_goes_on_after_a_failure(slurm: Cluster, tmp_path: Path) -> None:
+def test_an_afterany_chain_continues_after_a_failure(slurm: Cluster, tmp_path: Path) -> None:
     wait_for(hand_in(tmp_path / "sweep", "afterany", ["finish 5", "finish 0"]), "failed", "succeeded")
 
 
-def test_a_run_that_waits_for_a_task_of_an_array(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_run_may_depend_on_one_task_of_an_array(slurm: Cluster, tmp_path: Path) -> None:
     runs = hand_in(tmp_path / "sweep", "array", [WAIT_FOR_GO, "finish 0"])
     later = SlurmLauncher().submit(run_directory(tmp_path / "later", "finish 0"), after(runs[0]))
     wait_for([*runs, later], "running", "succeeded", "pending")
@@ -140,7 +140,7 @@ def test_a_run_that_waits_for_a_task_of_an_array(slurm: Cluster, tmp_path: Path)
     wait_for([later], "succeeded")
 
 
-def test_where_slurm_refuses_one_those_before_it_are_taken_back(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_refused_run_of_a_sweep_cancels_those_before_it(slurm: Cluster, tmp_path: Path) -> None:
     run_dirs = sweep(tmp_path / "sweep", "independent", [WAIT_FOR_GO, "finish 0"])
     script = run_dirs[1] / "job.sbatch"
     script.write_text(script.read_text().replace("#SBATCH --nodes=1", "#SBATCH --nodes=100"))
@@ -167,7 +167,7 @@ for step in range(1, 10_000):
 """
 
 
-def test_a_grid_from_the_command_line_followed_to_the_end(person: Person, tmp_path: Path) -> None:
+def test_a_grid_is_submitted_as_an_array_and_followed_to_its_end(person: Person, tmp_path: Path) -> None:
     """Rendered runs: one succeeds, one fails, and the last is told to stop; a word to it is none to the others."""
     (tmp_path / "train.py").write_text(TRAINER)
     words = (

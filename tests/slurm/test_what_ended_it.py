@@ -91,7 +91,7 @@ def saving(person: Person, every: int, name: str = "own") -> tuple[str, ...]:
     )
 
 
-def a_lost_node_is_left_out_by_name_until_it_is_forgiven(person: Person) -> None:
+def a_lost_node_is_excluded_until_a_person_reinstates_it(person: Person) -> None:
     """The node is the batch host, so the job is lost with it and nobody writes a verdict: SLURM's own word counts."""
     training = own(person, SLEEPS, "slurm.no-requeue=true", "slurm.exclusive=true")
     training.wait(lambda it: len(it.ranks("0")) == 2, "both ranks have started")
@@ -118,7 +118,7 @@ def a_lost_node_is_left_out_by_name_until_it_is_forgiven(person: Person) -> None
     person.ask("scancel", following.job)
 
 
-def a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_again(person: Person) -> None:
+def a_vanished_checkpoint_ends_the_job_until_a_person_resumes_from_an_older_one(person: Person) -> None:
     training = own(person, SAVES, *saving(person, 2))
     training.wait(lambda it: it.of_attempt("0", "progress.json").get("tracker_step"), "step 1 is seen saved")
     (training.checkpoints / "fail").touch()
@@ -135,7 +135,7 @@ def a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_again(p
     person.ask("scancel", training.job)
 
 
-def a_job_that_comes_back_leaves_its_faulty_node_out(message: str, kind: str, by: str, person: Person) -> None:
+def a_restarted_job_excludes_its_faulty_node(message: str, kind: str, by: str, person: Person) -> None:
     """As the same job, or as the next job of its chain, which is told while it waits."""
     training = own(
         person, FAULTY.replace("MESSAGE", message), *saving(person, 2), f"restart.by={by}", "restart.times=2"
@@ -160,7 +160,7 @@ def watched(person: Person, trainer: Path, *arguments: object, words: tuple[str,
     return submit(person, person.home, backend(trainer, *arguments), *more)
 
 
-def a_hang_is_noticed_explained_and_ended_and_the_training_comes_back(person: Person) -> None:
+def a_hang_is_detected_explained_and_ended_and_training_restarts(person: Person) -> None:
     training = watched(
         person, HERE / "hangs_once.py", person.home / "checkpoints", 30, words=("nodes=2", "training.steps=30")
     )
@@ -181,7 +181,7 @@ def a_hang_is_noticed_explained_and_ended_and_the_training_comes_back(person: Pe
     assert training.of_attempt("1", "attempt.json")["from_step"] == 10
 
 
-def a_slow_save_is_no_hang_and_the_stop_file_ends_it_in_order(person: Person) -> None:
+def a_slow_save_is_no_hang_and_the_stop_file_ends_the_job_cleanly(person: Person) -> None:
     arguments = ("--steps", 5000, "--step-seconds", 0.2, "--save", person.home / "checkpoints")
     arguments += ("--save-seconds", 2 * FLOOR_SECONDS, "--save-interval", 20)
     training = watched(person, SLOW_SAVER, *arguments, words=("training.steps=5000",))
@@ -201,7 +201,7 @@ def a_slow_save_is_no_hang_and_the_stop_file_ends_it_in_order(person: Person) ->
     assert training.of_attempt("0", "progress.json")["hung"] is None
 
 
-def arguments_that_megatron_refuses_end_the_job_and_nothing_starts_it_again(person: Person) -> None:
+def arguments_that_megatron_rejects_end_the_job_without_a_restart(person: Person) -> None:
     if not (FRAMEWORKS / ".installed").exists():
         pytest.fail(f"{FRAMEWORKS} is missing: `make install-frameworks` makes it")
     checkout = person.folder("Megatron-LM")
@@ -224,7 +224,7 @@ def arguments_that_megatron_refuses_end_the_job_and_nothing_starts_it_again(pers
     assert "prepared" not in training.of_attempt("0", "attempt.json")
 
 
-def a_broken_node_is_named_and_a_spare_one_takes_its_place(person: Person) -> None:
+def a_broken_node_is_named_and_replaced_by_a_spare_one(person: Person) -> None:
     """The one in the middle: the last node is the second of those that train, and its rank says so."""
     first, broken, last = nodes = person.cluster.nodes[:3]
     words = ("nodes=2", "spare_nodes=1", "preflight=true", "--follow", f"slurm.nodelist='{','.join(nodes)}'")
@@ -244,7 +244,7 @@ def a_broken_node_is_named_and_a_spare_one_takes_its_place(person: Person) -> No
         assert marker["stage"] == "reduced"
 
 
-def out_of_memory_the_next_layout_trains_in_the_same_allocation(person: Person) -> None:
+def after_out_of_memory_the_next_layout_trains_in_the_same_allocation(person: Person) -> None:
     """Of 8, the planned micro-batch, it runs out of memory; of 4, that of the next layout, not: sequences are long, so
     that half a micro-batch leaves memory free."""
     size = ("nodes=2", "training.global_batch_size=64", "training.steps=6", "training.sequence_length=512")
@@ -281,18 +281,18 @@ def each_layout_has_its_own_measurements(training: Training) -> None:
 
 STORIES = {
     **cases(
-        a_job_that_comes_back_leaves_its_faulty_node_out,
+        a_restarted_job_excludes_its_faulty_node,
         ecc=("CUDA error: uncorrectable ECC error encountered", "ecc", "requeue"),
         driver=("No CUDA GPUs are available", "driver", "chain"),
     ),
     **by_name(
-        a_lost_node_is_left_out_by_name_until_it_is_forgiven,
-        a_broken_node_is_named_and_a_spare_one_takes_its_place,
-        a_checkpoint_that_vanished_ends_the_job_until_a_person_lets_it_begin_again,
-        a_hang_is_noticed_explained_and_ended_and_the_training_comes_back,
-        a_slow_save_is_no_hang_and_the_stop_file_ends_it_in_order,
-        out_of_memory_the_next_layout_trains_in_the_same_allocation,
-        arguments_that_megatron_refuses_end_the_job_and_nothing_starts_it_again,
+        a_lost_node_is_excluded_until_a_person_reinstates_it,
+        a_broken_node_is_named_and_replaced_by_a_spare_one,
+        a_vanished_checkpoint_ends_the_job_until_a_person_resumes_from_an_older_one,
+        a_hang_is_detected_explained_and_ended_and_training_restarts,
+        a_slow_save_is_no_hang_and_the_stop_file_ends_the_job_cleanly,
+        after_out_of_memory_the_next_layout_trains_in_the_same_allocation,
+        arguments_that_megatron_rejects_end_the_job_without_a_restart,
     ),
 }
 
