@@ -23,13 +23,15 @@ TRAINER = """
 import os, signal, sys, time
 from pathlib import Path
 saved, told = Path(sys.argv[sys.argv.index("--save") + 1]), []
-latest, rank = saved / "latest", int(os.environ["RANK"])
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda *_: told.append(1))
 saved.mkdir(exist_ok=True)
-held, step = b"x" * 2**24, int(latest.read_text().rpartition("-")[2]) if latest.exists() else 0
+latest, rank = saved / "latest", int(os.environ["RANK"])
+step = int(latest.read_text().rpartition("-")[2]) if latest.exists() else 0
+seconds = 0 if step else 0.1
 while step < 400 and not told:
     step += 1
-    time.sleep(0.2 if step < 40 or (step > 40 and os.environ["LLMLAUNCH_ATTEMPT"].endswith("-1")) else 0)
+    time.sleep(seconds)
     if rank == 0:
         print(f"step {step}/400 | loss {9 / step:.4f} | 0.20 s/step | 1000 tokens/s", flush=True)
     if rank == 0 and (told or step % 40 == 0):
