@@ -109,7 +109,6 @@ class Chain:
     place: Path
     library: Path
     devices: int = 2
-    store: str = ""
     folder: Path | None = None  # where the run directory is made; `place` unless given
     quick: bool = True  # the monitor writes a line every tenth of a second instead of every ten seconds
     sliced: bool = False
@@ -126,7 +125,7 @@ class Chain:
             "FAKE_NVML_SCENARIO": str(self.driver.path),
             "FAKE_NVML_CALLS": str(self.place / "calls"),
             "LLMLAUNCH_PYTHON": sys.executable,
-            "LLMLAUNCH_STORE": self.store or str(self.place / "store.db"),
+            "LLMLAUNCH_STORE": str(self.place / "store.db"),
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self.place),  # what a killed script leaves there
             **self.variables,
