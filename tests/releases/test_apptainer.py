@@ -17,13 +17,11 @@ import pytest
 from debian import SYSTEM, project_places, unpack
 from newer_site import Site
 from person import Person
-from training import HERE, QUICKSTART, Training, backend, slow_saver, submit
+from training import QUICKSTART, Training, slow_saver
 
 from support.side_by_side import Story, by_name
 
 pytestmark = pytest.mark.releases
-
-HANGS_SECONDS = 10
 
 
 def image(site: Site) -> str:
@@ -55,23 +53,6 @@ def in_container(person: Person, image: str) -> Training:
     training = slow_saver(person, person.home, *words, steps=2000, save_seconds=1, step_seconds=0.5)
     training.wait_for_step(2)
     return training
-
-
-def a_hang_is_detected_explained_and_ended_and_training_restarts(site: Site, home: str) -> None:
-    person = site.person(home)
-    saves = person.home / "checkpoints"
-    words = (
-        f"training.checkpoint_path={saves}", "training.save_interval=10", "training.steps=30",
-        f"watchdog={{floor_seconds: {HANGS_SECONDS}, first_step_seconds: 300}}", 'slurm.time="00:10:00"',
-        "restart.backoff_seconds=0",
-    )  # fmt: skip
-    trainer = backend(HERE / "hangs_once.py", saves, 30)
-    training = submit(person, person.home, trainer, container(person, image(site)), "nodes=2", *words)
-    training.wait(lambda it: it.status().get("state") == "succeeded", "the second attempt has succeeded")
-    cause = training.status("0")["cause"]
-    assert cause["kind"] == "hung"
-    assert "in hangs_here (hangs_once.py line 19)" in cause["line"]
-    assert training.of_attempt("1", "attempt.json")["from_step"] == 10
 
 
 def a_cancelled_job_saves_once_before_it_ends(site: Site, home: str) -> None:
@@ -128,7 +109,6 @@ def a_recipes_container_is_inspected_on_a_node_and_remembered(site: Site, home: 
 
 # Those that wait longest begin first.
 STORIES = by_name(
-    a_hang_is_detected_explained_and_ended_and_training_restarts,
     a_normal_users_job_out_of_time_saves_once_and_comes_back,
     a_cancelled_job_saves_once_before_it_ends,
     a_recipes_container_is_inspected_on_a_node_and_remembered,

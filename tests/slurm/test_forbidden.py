@@ -141,17 +141,6 @@ def trainers_save_where_only_the_first_process_of_a_task_is_signalled(user: Pers
     assert training.times_told() == {0: 1, 1: 1}
 
 
-def near_the_time_limit_each_rank_saves_once(user: Person) -> None:
-    """The signal before the limit, as SLURM sends it to the job alone."""
-    training = slow_saver(user, user.folder("limit"), *PAID, "nodes=2", "restart=none", steps=1000, save_seconds=1.0)
-    training.wait_for_step(2)
-    user.ask("scancel", "--batch", "--signal=USR1", training.job)
-    training.wait_for_end()
-    assert training.saved_step() >= 2
-    assert training.times_told() == {0: 1, 1: 1}
-    assert training.phase()["phase"] == "stopped"
-
-
 def a_failed_training_restarts_within_the_memory_of_its_allocation(user: Person) -> None:
     words = ("nodes=2", "restart={times: 1, backoff_seconds: 0}", *PAID)
     training = script(user, user.folder("again"), FAILS_AFTER_SAVING, *words)
@@ -169,7 +158,6 @@ STORIES = by_name(
     a_job_killed_by_the_kernel_for_its_memory_reports_the_limit,
     a_job_that_is_not_requeued_ends_and_says_how_to_resume,
     trainers_save_where_only_the_first_process_of_a_task_is_signalled,
-    near_the_time_limit_each_rank_saves_once,
     a_failed_training_restarts_within_the_memory_of_its_allocation,
     a_closed_partition_is_reported_as_restricted,
 )

@@ -16,20 +16,18 @@ from llmlaunch.node.preflight import read_marker
 from llmlaunch.rundir.rank_records import rank_records
 from llmlaunch.rundir.stack_files import ranks_stacks
 from llmlaunch.units import GIB
-from support.side_by_side import Story, by_name, cases
+from support.side_by_side import Story, by_name
 
 pytestmark = pytest.mark.slurm
 
 FLOOR_SECONDS = 5  # of the watchdog
-TRACED = HERE.parent / "frameworks" / "traced"
-FRAMEWORKS = HERE.parents[1] / ".venv-frameworks"
 # A two-node job of one process each, since the machine under all nodes has few cores.
 TWO_NODES = ("nodes=2", "training.steps=6")
 SLEEPS = "import time\ntime.sleep(600)\n"
 FAULTY = """
 import os
 if os.environ["RANK"] == "1" and len(os.listdir(os.environ["LLMLAUNCH_RUN_DIR"] + "/attempts")) == 1:
-    print("Traceback (most recent call last):\\nRuntimeError: MESSAGE")
+    print("Traceback (most recent call last):\\nRuntimeError: No CUDA GPUs are available")
     raise SystemExit(1)
 """
 # Makes and saves a step; where it is told to it fails, and the next time makes one more.
@@ -50,20 +48,13 @@ if os.environ["RANK"] == "0":
     raise SystemExit(3)
 time.sleep(600)
 """
-# Interpreters of training environments: one that is broken on some nodes, one with Megatron core and stand-ins for what
-# this machine lacks.
+# The interpreter of a training environment that is broken on some nodes.
 BROKEN_NODES = """\
 if [[ " {broken} " = *" $SLURMD_NODENAME "* && $* = *trainer/preflight.py* ]]; then
   echo "RuntimeError: CUDA unknown error" >&2
   exit 1
 fi
 exec {python} "$@"
-"""
-MEGATRON = """\
-case $1 in
-*/megatron_check.py) exec "{frameworks}/bin/python" "{traced}/dataset_ranks.py" build "$@" ;;
-*) exec "{frameworks}/bin/python" "$@" ;;
-esac
 """
 
 
@@ -74,11 +65,11 @@ def own_python(person: Person, text: str, **words: object) -> str:
     return f"python={path}"
 
 
-def own(person: Person, text: str, *words: str, name: str = "own", code: int = 0) -> Training:
+def own(person: Person, text: str, *words: str, name: str = "own") -> Training:
     """A two-node job of a trainer of our own; its argument is the folder of its checkpoints."""
     folder = person.folder(name)
     (folder / "trainer.py").write_text(text)
-    return submit(person, folder, *TWO_NODES, backend(folder / "trainer.py", folder / "checkpoints"), *words, code=code)
+    return submit(person, folder, *TWO_NODES, backend(folder / "trainer.py", folder / "checkpoints"), *words)
 
 
 def saving(person: Person, every: int, name: str = "own") -> tuple[str, ...]:
@@ -135,22 +126,19 @@ def a_vanished_checkpoint_ends_the_job_until_a_person_resumes_from_an_older_one(
     person.ask("scancel", training.job)
 
 
-def a_restarted_job_excludes_its_faulty_node(message: str, kind: str, by: str, person: Person) -> None:
-    """As the same job, or as the next job of its chain, which is told while it waits."""
-    training = own(
-        person, FAULTY.replace("MESSAGE", message), *saving(person, 2), f"restart.by={by}", "restart.times=2"
-    )
+def the_next_job_of_a_chain_excludes_a_faulty_node(person: Person) -> None:
+    """It is updated while it waits."""
+    training = own(person, FAULTY, *saving(person, 2), "restart.by=chain", "restart.times=2")
     training.wait(lambda it: len(it.attempts()) == 2, "it started again")
     job, _, number = training.attempts()[1].rpartition(".")
     again = training.run / "attempts" / f"{job}.{number}"
     training.wait(lambda _: len(rank_records(again)) == 2, "both ranks have begun")
     first = training.status("0")
-    assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == (kind, True, by)
+    assert (first["cause"]["kind"], first["cause"]["sick"], first["next"]["action"]) == ("driver", True, "chain")
     faulty = first["cause"]["node"]
     assert faulty not in {record["node"] for record in rank_records(again)}
-    starts = "the job starts again" if by == "requeue" else f"job {job} starts"
-    assert f"{faulty} at fault: left out when {starts}" in training.log("0")
-    assert (job == training.job) == (by == "requeue")
+    assert f"{faulty} at fault: left out when job {job} starts" in training.log("0")
+    assert job != training.job
 
 
 def watched(person: Person, trainer: Path, *arguments: object, words: tuple[str, ...]) -> Training:
@@ -199,29 +187,6 @@ def a_slow_save_is_no_hang_and_the_stop_file_ends_the_job_cleanly(person: Person
     assert training.saved_step() == int(saved)
     assert (status["state"], status["next"]["action"], status["saved_step"]) == ("stopped", "end", int(saved))
     assert training.of_attempt("0", "progress.json")["hung"] is None
-
-
-def arguments_that_megatron_rejects_end_the_job_without_a_restart(person: Person) -> None:
-    if not (FRAMEWORKS / ".installed").exists():
-        pytest.fail(f"{FRAMEWORKS} is missing: `make install-frameworks` makes it")
-    checkout = person.folder("Megatron-LM")
-    (checkout / "pretrain_gpt.py").symlink_to(TRACED / "pretrain_gpt.py")
-    (checkout / "megatron").symlink_to(next(FRAMEWORKS.glob("lib/python3*/site-packages/megatron")))
-    training = submit(
-        person, person.home, "nodes=2", own_python(person, MEGATRON, frameworks=FRAMEWORKS, traced=TRACED),
-        "data={mock: true}", "layout={micro_batch_size: 1}", "training.save_interval=10",
-        f"backend={{name: megatron-lm, path: {checkout}, extra_args: [--of-nobody, '4'], neutral_args: [--of-nobody]}}",
-        f"training.checkpoint_path={person.home / 'checkpoints'}",  # so it would come back
-        "--follow", code=1, OMP_NUM_THREADS="1",
-    )  # fmt: skip
-    assert "note: backend.extra_args: --of-nobody is no flag of Megatron core 0.19" in training.said.stderr
-    assert "Megatron-LM refuses its arguments: unrecognized arguments: --of-nobody 4" in training.said.stdout
-    status = training.status()
-    assert status["cause"]["kind"] == "bad_arguments"
-    assert status["next"]["why"] == "a restart would end in bad_arguments again"
-    assert len(training.attempts()) == 1
-    assert f"llmlaunch explain-args {training.run}" in training.log()
-    assert "prepared" not in training.of_attempt("0", "attempt.json")
 
 
 def a_broken_node_is_named_and_replaced_by_a_spare_one(person: Person) -> None:
@@ -279,22 +244,15 @@ def each_layout_has_its_own_measurements(training: Training) -> None:
         assert {(r["micro_batch_size"], r["predicted_bytes"]) for r in mine} == {(size, predicted[0])}
 
 
-STORIES = {
-    **cases(
-        a_restarted_job_excludes_its_faulty_node,
-        ecc=("CUDA error: uncorrectable ECC error encountered", "ecc", "requeue"),
-        driver=("No CUDA GPUs are available", "driver", "chain"),
-    ),
-    **by_name(
-        a_lost_node_is_excluded_until_a_person_reinstates_it,
-        a_broken_node_is_named_and_replaced_by_a_spare_one,
-        a_vanished_checkpoint_ends_the_job_until_a_person_resumes_from_an_older_one,
-        a_hang_is_detected_explained_and_ended_and_training_restarts,
-        a_slow_save_is_no_hang_and_the_stop_file_ends_the_job_cleanly,
-        after_out_of_memory_the_next_layout_trains_in_the_same_allocation,
-        arguments_that_megatron_rejects_end_the_job_without_a_restart,
-    ),
-}
+STORIES = by_name(
+    a_lost_node_is_excluded_until_a_person_reinstates_it,
+    the_next_job_of_a_chain_excludes_a_faulty_node,
+    a_broken_node_is_named_and_replaced_by_a_spare_one,
+    a_vanished_checkpoint_ends_the_job_until_a_person_resumes_from_an_older_one,
+    a_hang_is_detected_explained_and_ended_and_training_restarts,
+    a_slow_save_is_no_hang_and_the_stop_file_ends_the_job_cleanly,
+    after_out_of_memory_the_next_layout_trains_in_the_same_allocation,
+)
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
