@@ -33,7 +33,7 @@ class Step:
     names: tuple[str, ...] = ("Next: ",)
     long: bool = False
     varies: bool = False
-    makes: str = ""
+    makes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,12 @@ STEPS = (
     Step("help", "llmlaunch --help", names=("Next: llmlaunch init",), long=True),
     Step("starters", "llmlaunch init --list", long=True),
     Step("unknown-starter", "llmlaunch init qwen3", 2, ("qwen3-8b",)),
-    Step("starter", "llmlaunch init quickstart", names=("llmlaunch check quickstart.yaml",), makes="quickstart.yaml"),
+    Step(
+        "starter",
+        "llmlaunch init quickstart",
+        names=("llmlaunch check quickstart.yaml",),
+        makes=("quickstart.yaml", "llmlaunch.schema.json"),
+    ),
     Step("starter-again", "llmlaunch init quickstart", 2, ("quickstart.yaml",)),
     Step("unknown-command", "llmlaunch chek quickstart.yaml", 2, ("check",)),
     Step("missing-recipe", "llmlaunch check quikstart.yaml", 2, ("quickstart.yaml",)),
@@ -77,7 +82,7 @@ STEPS = (
     Step("collect", "llmlaunch collect"),
     Step("check-again", "llmlaunch check quickstart.yaml", names=("Before", "Next: llmlaunch submit"), varies=True),
     Step("missing-measurements", "llmlaunch accuracy mine.jsonl", 2, ("llmlaunch measurements export",)),
-    Step("export", "llmlaunch measurements export mine.jsonl", makes="mine.jsonl"),
+    Step("export", "llmlaunch measurements export mine.jsonl", makes=("mine.jsonl",)),
     Step("accuracy", "llmlaunch accuracy mine.jsonl", long=True, varies=True),
     Step("calibrate", "llmlaunch calibrate"),
 )
@@ -111,8 +116,8 @@ class Session:
 
     def take(self, step: Step, columns: int, rows: int) -> Screen:
         """Type the step's line at the top of an empty screen, and wait until the prompt is back."""
-        if step.makes:
-            (self._home / step.makes).unlink(missing_ok=True)
+        for name in step.makes:
+            (self._home / name).unlink(missing_ok=True)
         self._terminal.resize(columns, rows)
         prompts = len(self._exit_codes())
         self._terminal.type("clear")
