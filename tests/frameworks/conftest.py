@@ -6,14 +6,41 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judges import DeepSpeedJudge, MegatronJudge, MegatronScripts, deepspeed_judge, megatron_judge, megatron_scripts
+from judges import (
+    TRACED,
+    DeepSpeedJudge,
+    MegatronJudge,
+    MegatronScripts,
+    Say,
+    as_recorded,
+    deepspeed_judge,
+    line_for_line,
+    megatron_python,
+    megatron_scripts,
+    megatron_versions,
+)
 from trainer_runner import Train, trainer_process
+
+from support.recorded import recorded
 
 
 @pytest.fixture(scope="session")
-def megatron() -> Iterator[MegatronJudge]:
-    with megatron_judge() as judge:
-        yield judge
+def say_to_megatron() -> Iterator[Say]:
+    with line_for_line(megatron_python(), TRACED / "megatron_judge.py") as say:
+        yield say
+
+
+@pytest.fixture(scope="session")
+def megatron(say_to_megatron: Say) -> MegatronJudge:
+    """Asked whatever it is told."""
+    return MegatronJudge(say_to_megatron)
+
+
+@pytest.fixture(scope="module")
+def recorded_megatron(request: pytest.FixtureRequest, say_to_megatron: Say) -> Iterator[MegatronJudge]:
+    """For questions that are always the same: asked a share of them, the others are answered as recorded."""
+    with recorded(request.module.__name__.removeprefix("test_"), megatron_versions()) as record:
+        yield MegatronJudge(as_recorded(record, say_to_megatron))
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 from llmlaunch.frameworks.deepspeed.config import ds_config, model_config
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
+from support.recorded import Recorded, versions
 
 FRAMEWORKS = Path(__file__).resolve().parents[2] / ".venv-frameworks"
 TRACED = Path(__file__).with_name("traced")  # programs of that environment
@@ -36,6 +38,17 @@ def megatron_python() -> Path:
     if not (FRAMEWORKS / ".installed").exists():
         pytest.fail(f"{FRAMEWORKS} is missing: `make install-frameworks` makes it")
     return FRAMEWORKS / "bin" / "python"
+
+
+def megatron_versions() -> dict[str, str]:
+    """Return the versions that Megatron's answers depend on."""
+    places = (megatron_python().parents[1] / "lib").glob("python*/site-packages")
+    return versions(("megatron-core", "megatron-bridge", "transformer-engine", "torch"), list(places))
+
+
+def deepspeed_versions() -> dict[str, str]:
+    """Return the versions that answers of DeepSpeed and Transformers depend on, of the Python that runs the tests."""
+    return versions(("deepspeed", "transformers", "peft", "torch"), list(map(Path, sys.path)))
 
 
 @dataclass(frozen=True)
@@ -57,11 +70,14 @@ class Verdict:
         return self.layer is None
 
 
+Say = Callable[[str], str]
+
+
 class MegatronJudge:
     """Megatron core, asked one question after the other. `until` is how far a job is taken: its "model" is built, its
     "stages" are laid out, the "forward" pass of one micro-batch, or a whole training "step"."""
 
-    def __init__(self, say: Callable[[str], str]) -> None:
+    def __init__(self, say: Say) -> None:
         self._say = say
 
     def __call__(
@@ -87,21 +103,30 @@ class MegatronJudge:
 
 
 @contextmanager
-def megatron_judge() -> Iterator[MegatronJudge]:
+def line_for_line(*command: str | Path) -> Iterator[Say]:
+    """Return a function that says one line to a program and returns its answer. The program starts with the first."""
     clean = {name: value for name, value in os.environ.items() if name not in OURS_ALONE}
-    words = [megatron_python(), TRACED / "megatron_judge.py"]
     environment = {**clean, "OMP_NUM_THREADS": "1"}
-    with Popen(words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment) as judge:
-        assert judge.stdin is not None
-        assert judge.stdout is not None
-        into, out = judge.stdin, judge.stdout
+    with ExitStack() as stack:
+
+        @cache
+        def program() -> Popen[str]:
+            started = Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment)
+            return stack.enter_context(started)
 
         def say(line: str) -> str:
-            print(line, file=into, flush=True)
-            return out.readline()
+            process = program()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(line, file=process.stdin, flush=True)
+            return process.stdout.readline()
 
-        yield MegatronJudge(say)
-        into.close()
+        yield say
+
+
+def as_recorded(record: Recorded, say: Say) -> Say:
+    """Return a function that answers as recorded, and asks where this run does."""
+    return lambda line: json.dumps(record.answer(line, lambda: json.loads(say(line))))
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,16 @@ fake tensors without a GPU (llmlaunch/tracing). What lasts agrees to the byte, p
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from deepspeed_traced_cases import CASES, HIDDEN, LAYERS, RANKS, Case
+from judges import deepspeed_versions
+from traces import Trace, traces_of
 from wrong_formulas import Patch, everywhere, left_out
 
 from llmlaunch.effects import recompute
@@ -24,10 +25,11 @@ from llmlaunch.memory.job import Job
 from llmlaunch.techniques.requests import Adapters
 from llmlaunch.tracing import TRACER
 from support.changed_facts import changed
+from support.recorded import recorded
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(2400)]  # the first waits for all traces: 10 minutes at rest
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(2400)]  # the first may wait for all traces: 10 minutes
 
-Trace = dict[str, Any]
+TraceOf = Callable[[Case], Trace]
 Change = Callable[[Job], Job]
 
 PEAK_TOLERANCE = 0.03
@@ -36,16 +38,19 @@ STEPS = 2
 NAMED = {case.name: case for case in CASES}
 
 
+# Traced in each `make test`.
+LIVE = ("ZeRO 2",)
+
+
 @pytest.fixture(scope="module")
-def traces() -> dict[str, Trace]:
-    """All cases, traced by one program."""
-    command = [sys.executable, str(TRACER), "--framework", "deepspeed", "--processes", "2"]
-    jobs = "".join(json.dumps(case.as_job()) + "\n" for case in CASES)
-    done = subprocess.run(command, input=jobs, capture_output=True, text=True, timeout=2300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    answers = {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
-    assert [answer["failure"]["detail"] for answer in answers.values() if "failure" in answer] == []
-    return {name: answer["trace"] for name, answer in answers.items()}
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceOf]:
+    jobs = {case.name: json.dumps(case.as_job()) for case in CASES}
+    tracer = (sys.executable, TRACER, "--framework", "deepspeed", "--processes", "2")
+    with (
+        recorded("deepspeed_traces", deepspeed_versions(), LIVE) as record,
+        traces_of(jobs, tracer, record, tmp_path_factory.mktemp("tracer") / "errors") as trace_of,
+    ):
+        yield lambda case: trace_of(case.name)
 
 
 def same(job: Job) -> Job:
@@ -55,7 +60,7 @@ def same(job: Job) -> Job:
 def check_what_lasts(case: Case, traced: Trace, change: Change = same) -> None:
     """Parameters, gradients and optimizer states, to the byte but for what torch rounds each tensor up to."""
     state, terms = traced["state"], case.estimate(change).terms
-    tensors = ALLOCATION_BYTES * sum(group["count"] for group in traced["lasting"])
+    tensors = ALLOCATION_BYTES * traced["lasting_tensors"]
     assert terms.get("optimizer_states", 0) == pytest.approx(state["bytes"]["optimizer"], abs=tensors)
     assert terms.get("gradients", 0) == pytest.approx(state["bytes"]["gradients"], abs=tensors)
     if case.layout.zero_stage < 3:
@@ -91,8 +96,8 @@ every_case = pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", 
 
 
 @every_case
-def test_a_whole_step_is_traced(case: Case, traces: dict[str, Trace]) -> None:
-    traced = traces[case.name]
+def test_a_whole_step_is_traced(case: Case, trace: TraceOf) -> None:
+    traced = trace(case)
     microbatches = STEPS * case.microbatches
     assert traced["microbatches_run"] == [case.microbatches] * STEPS
     assert (traced["calls"]["forward"], traced["calls"]["backward"]) == (microbatches, microbatches)
@@ -101,23 +106,23 @@ def test_a_whole_step_is_traced(case: Case, traces: dict[str, Trace]) -> None:
 
 
 @every_case
-def test_what_lasts_agrees_to_the_byte(case: Case, traces: dict[str, Trace]) -> None:
-    check_what_lasts(case, traces[case.name])
+def test_what_lasts_agrees_to_the_byte(case: Case, trace: TraceOf) -> None:
+    check_what_lasts(case, trace(case))
 
 
-def test_gradients_pass_a_buffer_on_their_way_to_the_host(traces: dict[str, Trace]) -> None:
+def test_gradients_pass_a_buffer_on_their_way_to_the_host(trace: TraceOf) -> None:
     case = NAMED["ZeRO 2, optimizer on the host"]
-    check_host_buffer(case, traces[case.name])
+    check_host_buffer(case, trace(case))
 
 
 @every_case
-def test_peaks_agree_within_three_percent(case: Case, traces: dict[str, Trace]) -> None:
-    check_peak(case, traces[case.name])
+def test_peaks_agree_within_three_percent(case: Case, trace: TraceOf) -> None:
+    check_peak(case, trace(case))
 
 
 @every_case
-def test_what_was_alive_is_told_apart(case: Case, traces: dict[str, Trace]) -> None:
-    traced, predicted = traces[case.name], case.estimate()
+def test_what_was_alive_is_told_apart(case: Case, trace: TraceOf) -> None:
+    traced, predicted = trace(case), case.estimate()
     terms = deepspeed_terms(traced, predicted)
     assert sum(terms.values()) == traced["peak_bytes"]
     assert terms.get("other", 0) <= 0.03 * traced["peak_bytes"]
@@ -192,11 +197,9 @@ WRONG = (
 
 
 @pytest.mark.parametrize("wrong", [pytest.param(wrong, id=wrong.what.replace(" ", "-")) for wrong in WRONG])
-def test_a_formula_wrong_in_one_term_is_caught(
-    wrong: Wrong, traces: dict[str, Trace], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_formula_wrong_in_one_term_is_caught(wrong: Wrong, trace: TraceOf, monkeypatch: pytest.MonkeyPatch) -> None:
     case = NAMED[wrong.case]
-    wrong.check(case, traces[case.name])  # the right one passes
+    wrong.check(case, trace(case))  # the right one passes
     wrong.patch(monkeypatch)
     with pytest.raises(AssertionError):
-        wrong.check(case, traces[case.name], wrong.change)
+        wrong.check(case, trace(case), wrong.change)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from judges import FRAMEWORKS, TRACED, megatron_python
+from judges import FRAMEWORKS, TRACED, line_for_line, megatron_python
 
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.bridge.backend import MegatronBridge
@@ -73,23 +72,8 @@ Ask = Callable[..., dict[str, Any]]
 def ask() -> Iterator[Ask]:
     if not BRIDGE.is_dir():
         pytest.fail("Megatron-Bridge is missing: `make install-frameworks` installs it")
-    words = [megatron_python(), TRACED / "bridge_judge.py"]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        words, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as judge:
-        assert judge.stdin is not None
-        assert judge.stdout is not None
-        into, out = judge.stdin, judge.stdout
-
-        def answer(**job: Any) -> dict[str, Any]:
-            whole = {"environment": {}, "compute_capability": "9.0", **job}
-            print(json.dumps(whole), file=into, flush=True)
-            verdict: dict[str, Any] = json.loads(out.readline())
-            return verdict
-
-        yield answer
-        into.close()
+    with line_for_line(megatron_python(), TRACED / "bridge_judge.py") as say:
+        yield lambda **job: json.loads(say(json.dumps({"environment": {}, "compute_capability": "9.0", **job})))
 
 
 def on_bridge(recipe: Recipe) -> Recipe:

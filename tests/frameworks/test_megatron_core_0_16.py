@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from judges import TRACED, megatron_python
+from judges import TRACED, line_for_line, megatron_python
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
@@ -29,34 +28,21 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.backend_output import words_of
 from support.megatron_cases import Case, cases, refusals, situation
+from support.recorded import ALL, share
 
 pytestmark = pytest.mark.frameworks
 
 RECIPES = Path(str(asset("recipes")))
 MEGATRON = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if load_recipe(path, ()).backend.name == "megatron-lm"]
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "60" if ALL else "10"))
 
 Ask = Callable[[int, list[str]], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
-    words = [megatron_python(), TRACED / "core_judge.py"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as judge:
-        assert judge.stdin is not None
-        assert judge.stdout is not None
-        into, out = judge.stdin, judge.stdout
-
-        def answer(world_size: int, arguments: list[str]) -> dict[str, Any]:
-            print(json.dumps({"world_size": world_size, "arguments": arguments}), file=into, flush=True)
-            verdict: dict[str, Any] = json.loads(out.readline())
-            return verdict
-
-        yield answer
-        into.close()
+    with line_for_line(megatron_python(), TRACED / "core_judge.py") as say:
+        yield lambda world_size, words: json.loads(say(json.dumps({"world_size": world_size, "arguments": words})))
 
 
 def at_0_16(recipe: Recipe) -> Recipe:
@@ -81,7 +67,7 @@ def test_a_recipe_that_0_16_has_no_words_for_is_refused_by_name(name: str) -> No
         MegatronLM().rules(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())))
 
 
-@pytest.mark.parametrize("name", [name for name in MEGATRON if name not in NEWER])
+@pytest.mark.parametrize("name", share([name for name in MEGATRON if name not in NEWER], ("deepseek-v3", "llama3-70b")))
 def test_the_gallery_planned_for_0_16_is_taken_by_it(ask: Ask, name: str) -> None:
     setting, plan = make_sized_plan(setting_of(at_0_16(load_recipe(RECIPES / f"{name}.yaml", ())), MegatronLM()))
     recipe = as_planned(setting.recipe, plan.chosen)

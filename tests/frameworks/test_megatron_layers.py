@@ -16,6 +16,7 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.techniques import Techniques
 from support.backend_output import words_of
+from support.recorded import ALL
 
 pytestmark = pytest.mark.frameworks
 
@@ -80,7 +81,7 @@ def patterns(layers: int) -> st.SearchStrategy[Split]:
     return st.one_of(st.sampled_from(given_ones), anywhere)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 if ALL else 10)
 @given(data=st.data(), layout=layouts(), mtp_layers=st.sampled_from([0, 0, 1, 2]))
 def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
     data: st.DataObject, layout: Layout, mtp_layers: int, megatron: MegatronJudge
@@ -98,9 +99,9 @@ def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
         Layout(pipeline=3, virtual_pipeline=2, layers_by_stage=(0, 1, 2, 1, 0, 0)),
     ],
 )
-def test_prediction_heads_lie_before_the_stage_of_the_loss(layout: Layout, megatron: MegatronJudge) -> None:
+def test_prediction_heads_lie_before_the_stage_of_the_loss(layout: Layout, recorded_megatron: MegatronJudge) -> None:
     pattern = (0,) * sum(layout.layers_by_stage)
-    answer = laid_out(megatron, layout, words_for(layout, pattern, 1, before=True))
+    answer = laid_out(recorded_megatron, layout, words_for(layout, pattern, 1, before=True))
     assert answer == Verdict(None, stages=tuple(planned(layout, pattern, 1, before=True)))
 
 
@@ -116,10 +117,12 @@ def test_prediction_heads_lie_before_the_stage_of_the_loss(layout: Layout, megat
         (Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(2, 1, 3, 2)), "--pipeline-model-parallel-layout"),
     ],
 )
-def test_every_way_is_among_those_tried(layout: Layout, flag: str, megatron: MegatronJudge) -> None:
+def test_every_way_is_among_those_tried(layout: Layout, flag: str, recorded_megatron: MegatronJudge) -> None:
     assert flag in stage_flags(layout)
     pattern = (0,) * sum(layout.layers_by_stage)
-    assert laid_out(megatron, layout, words_for(layout, pattern, 0)).stages == tuple(planned(layout, pattern, 0))
+    assert laid_out(recorded_megatron, layout, words_for(layout, pattern, 0)).stages == tuple(
+        planned(layout, pattern, 0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,14 +136,14 @@ def test_every_way_is_among_those_tried(layout: Layout, flag: str, megatron: Meg
     ],
 )
 def test_megatron_takes_the_words_of_a_run_that_saves_at_a_signal(
-    how: tuple[str, ...], flags: set[str], megatron: MegatronJudge
+    how: tuple[str, ...], flags: set[str], recorded_megatron: MegatronJudge
 ) -> None:
     saving = ("training.save_interval=100", "training.checkpoint_path=/ckpt", "on_oom=fallback", *how)
     recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), saving)
     layout = Layout(tensor=2, pipeline=2, data=8, sequence_parallel=1, zero_stage=1)
     words = words_of(recipe, layout)[1:]
     assert {"--exit-signal-handler", "--dist-ckpt-optim-fully-reshardable"} | flags <= set(words)
-    assert laid_out(megatron, layout, words).accepted
+    assert laid_out(recorded_megatron, layout, words).accepted
 
 
 FIRST, LAST = ("--decoder-first-pipeline-num-layers", "4"), ("--decoder-last-pipeline-num-layers", "4")
@@ -160,8 +163,8 @@ CHUNKS = ("--num-virtual-stages-per-pipeline-rank", "2")
         (("--decoder-first-pipeline-num-layers", "0"), "must be larger than 0"),
     ],
 )
-def test_the_ways_exclude_each_other(words: tuple[str, ...], why: str, megatron: MegatronJudge) -> None:
+def test_the_ways_exclude_each_other(words: tuple[str, ...], why: str, recorded_megatron: MegatronJudge) -> None:
     """What the rules and the renderer are for."""
     even = Layout(pipeline=2, data=2)
-    answer = laid_out(megatron, even, [*words_for(even, (0,) * 8, 0), *words])
+    answer = laid_out(recorded_megatron, even, [*words_for(even, (0,) * 8, 0), *words])
     assert why in answer.error

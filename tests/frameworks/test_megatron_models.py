@@ -64,11 +64,11 @@ def words_for(shape: ModelShape) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def built(megatron: MegatronJudge) -> dict[str, Built]:
+def built(recorded_megatron: MegatronJudge) -> dict[str, Built]:
     """What Megatron builds of every shape."""
     asked = {name: words_for(shape) for name, shape in SHAPES.items()}
     asked[FORGOTTEN] = [*words_for(LLAMA), "--use-rope-scaling", "--rope-scaling-factor", "32"]
-    verdicts = {name: megatron(1, words, until="model") for name, words in asked.items()}
+    verdicts = {name: recorded_megatron(1, words, until="model") for name, words in asked.items()}
     assert {name: verdict.error for name, verdict in verdicts.items() if not verdict.accepted} == {}
     return {name: verdict.model for name, verdict in verdicts.items()}
 
@@ -181,7 +181,7 @@ def test_the_factor_of_llama3s_scaling_is_forgotten(built: dict[str, Built]) -> 
     assert built[FORGOTTEN]["others"]["rope_scaling_factor"] == 8.0
 
 
-def test_bridges_vision_encoder_has_and_keeps_what_is_priced(megatron: MegatronJudge) -> None:
+def test_bridges_vision_encoder_has_and_keeps_what_is_priced(recorded_megatron: MegatronJudge) -> None:
     """Qwen3-VL's with three blocks and two images, over two tensor-parallel ranks. Computed again, it keeps nothing of
     the projectors inside."""
     whole = load_preset("qwen3-vl-8b")
@@ -191,7 +191,7 @@ def test_bridges_vision_encoder_has_and_keeps_what_is_priced(megatron: MegatronJ
     layout = Layout(tensor=2, data=4, zero_stage=1)
     text = replace(whole, vision=None, max_position_embeddings=1024)
     words, variables = words_of(replace(recipe, model=text), layout)[1:], {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    verdict = megatron(8, words, variables, until="encoder")
+    verdict = recorded_megatron(8, words, variables, until="encoder")
     assert verdict.accepted, verdict.error
 
     def priced(of: Vision, recompute: int = RECOMPUTE_NONE) -> float:

@@ -28,10 +28,11 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from support.megatron_cases import BASE, Case, cases, refusals
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
+from support.recorded import ALL, share
 
 pytestmark = pytest.mark.frameworks
 
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "150" if ALL else "25"))
 PLACES = {rule.key: rule.where for rule in (*requirements_for(), *rules_for())}
 
 
@@ -69,18 +70,17 @@ def recipe_of(name: str) -> Recipe:
 GALLERY = sorted(path.stem for path in asset("recipes", ".").glob("*.yaml"))
 
 
-def planned_cases(name: str) -> list[Case]:
-    """What a recipe is planned with, and its alternatives."""
+MEGATRON = [name for name in GALLERY if recipe_of(name).backend.name == "megatron-lm"]
+
+
+@pytest.mark.parametrize("name", share(MEGATRON, MEGATRON[::5]))
+def test_megatron_takes_what_the_gallery_is_planned_with(name: str, megatron: MegatronJudge) -> None:
+    """Up to the layers of every rank and chunk: models of this size take their time under fake tensors. In `make soak`
+    the alternatives, too."""
     recipe = recipe_of(name)
     plan = make_plan(setting_of(recipe, MegatronLM()))
-    ways = (plan.chosen, *plan.alternatives)
-    return [Case(as_planned(recipe, way), way.layout) for way in ways]
-
-
-@pytest.mark.parametrize("name", [name for name in GALLERY if recipe_of(name).backend.name == "megatron-lm"])
-def test_megatron_takes_what_the_gallery_is_planned_with(name: str, megatron: MegatronJudge) -> None:
-    """Up to the layers of every rank and chunk: models of this size take their time under fake tensors."""
-    for case in planned_cases(name):
+    for candidate in (plan.chosen, *(plan.alternatives if ALL else ())):
+        case = Case(as_planned(recipe, candidate), candidate.layout)
         theirs = verdict_of(megatron, case, until="stages")
         assert theirs.accepted, (str(case), theirs)
 
@@ -117,9 +117,9 @@ def test_every_disagreement_is_shown() -> None:
 
 
 @pytest.mark.parametrize("key", SHOWN)
-def test_megatron_takes_what_we_refuse_on_purpose(key: str, megatron: MegatronJudge) -> None:
+def test_megatron_takes_what_we_refuse_on_purpose(key: str, recorded_megatron: MegatronJudge) -> None:
     assert refusals(SHOWN[key]) == [key]
-    theirs = verdict_of(megatron, SHOWN[key], until="step")
+    theirs = verdict_of(recorded_megatron, SHOWN[key], until="step")
     assert theirs.accepted, theirs
 
 
@@ -138,9 +138,9 @@ SAID = {
 
 
 @pytest.mark.parametrize("key", SAID)
-def test_megatron_refuses_the_words_no_layout_says(key: str, megatron: MegatronJudge) -> None:
+def test_megatron_refuses_the_words_no_layout_says(key: str, recorded_megatron: MegatronJudge) -> None:
     case = small(Layout(pipeline=2, data=2) if key.startswith("stages") else Layout(data=2))
-    theirs = megatron(case.recipe.world_size, [*case.words, *SAID[key]], case.environment)
+    theirs = recorded_megatron(case.recipe.world_size, [*case.words, *SAID[key]], case.environment)
     assert theirs.layer == (layer_of(PLACES[key]) if key != "stages-named" else "arguments"), theirs
 
 
@@ -312,22 +312,24 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_we_render_of_sharding_overlap_data_and_checkpoints_is_taken(megatron: MegatronJudge, name: str) -> None:
+def test_what_we_render_of_sharding_overlap_data_and_checkpoints_is_taken(
+    recorded_megatron: MegatronJudge, name: str
+) -> None:
     case = TAKEN[name]
     assert refusals(case) == []
-    theirs = verdict_of(megatron, case, until="stages")
+    theirs = verdict_of(recorded_megatron, case, until="stages")
     assert theirs.accepted, (theirs, case.words)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_we_refuse_is_refused_for_that_reason(megatron: MegatronJudge, name: str) -> None:
+def test_what_we_refuse_is_refused_for_that_reason(recorded_megatron: MegatronJudge, name: str) -> None:
     case, key, why = REFUSED[name]
     assert refusals(case) == [key]
-    theirs = verdict_of(megatron, case, until="stages")
+    theirs = verdict_of(recorded_megatron, case, until="stages")
     assert why in theirs.error, theirs
 
 
-def test_one_connection_is_refused_where_parameters_are_gathered(megatron: MegatronJudge) -> None:
+def test_one_connection_is_refused_where_parameters_are_gathered(recorded_megatron: MegatronJudge) -> None:
     case = TAKEN["stage 3, split"]
-    theirs = megatron(8, case.words, {**case.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
+    theirs = recorded_megatron(8, case.words, {**case.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
     assert "FSDP requires CUDA_DEVICE_MAX_CONNECTIONS > 1 or unset" in theirs.error

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from subprocess import PIPE
 from typing import Any
 
 import numpy as np
 import pytest
 import traced_cases
-from judges import TRACED, megatron_python
+from judges import TRACED, megatron_python, megatron_versions
 from traced_cases import ADAPTED, CASES, MANY_MICROBATCHES, PACKED, PADDED, TECHNIQUES, WHOLE_MATRICES, Case
+from traces import Trace, traces_of
 from wrong_formulas import Patch, everywhere, left_out, multiplied
 
 from llmlaunch.effects import recompute
@@ -34,10 +32,10 @@ from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory import loss, schedule, states, tokens, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from support.changed_facts import changed
+from support.recorded import recorded
 
 pytestmark = pytest.mark.frameworks
 
-Trace = dict[str, Any]
 TraceOf = Callable[[Case], Trace]
 
 ITERATIONS = 2  # the first makes the optimizer states, the second runs beside them
@@ -47,44 +45,22 @@ ALLOCATION_BYTES = 512  # torch hands out no less
 SECONDS = 600
 
 
+# Traced in each `make test`: every kind of part and of technique, and what the tracer does for it.
+LIVE = (*("loss alone rank 1", "a tied table", "prediction heads on one rank"),)
+
+
 @pytest.fixture(scope="module")
 def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceOf]:
-    """Every case that a test of this run asks for, traced side by side; a test waits for its own."""
+    """Every case that a test of this run asks for."""
     params = [item.callspec.params for item in request.session.items if "trace" in getattr(item, "fixturenames", ())]
     cases = {value.name: value for each in params for value in each.values() if isinstance(value, Case)}
-    errors = tmp_path_factory.mktemp("tracer") / "errors"
-    answers: dict[str, Trace] = {}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    jobs = {name: traced_job(case) for name, case in cases.items()}
+    tracer = (megatron_python(), TRACED / "ranks_with_muon.py", "--framework", "megatron")
     with (
-        errors.open("w") as file,
-        subprocess.Popen(
-            [megatron_python(), TRACED / "ranks_with_muon.py", "--framework", "megatron"],
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=file,
-            text=True,
-            env=environment,
-        ) as tracer,
+        recorded("megatron_traces", megatron_versions(), LIVE) as record,
+        traces_of(jobs, tracer, record, tmp_path_factory.mktemp("tracer") / "errors") as trace_of,
     ):
-        assert tracer.stdin is not None
-        assert tracer.stdout is not None
-        with suppress(BrokenPipeError):  # a tracer that ended early says why below
-            tracer.stdin.write("\n".join(map(traced_job, cases.values())))
-            tracer.stdin.close()
-        lines = iter(tracer.stdout)
-
-        def answer_of(case: Case) -> Trace:
-            while case.name not in answers:
-                line = next(lines, "")
-                assert line, f"the tracer ended early: {errors.read_text()[-3000:]}"
-                answer = json.loads(line)
-                answers[answer["name"]] = answer
-            failure = answers[case.name].get("failure")
-            assert failure is None, f"{failure['what']}\n{failure['detail']}"
-            traced: Trace = answers[case.name]["trace"]
-            return traced
-
-        yield answer_of
+        yield lambda case: trace_of(case.name)
 
 
 def traced_job(case: Case) -> str:
@@ -148,8 +124,6 @@ def test_the_trace_is_honest(case: Case, trace: TraceOf) -> None:
     assert traced["chunks"] == case.layout.virtual_pipeline
     assert traced["state"]["optimizer_state_count"] > 0
     assert traced["parallel"]["data"] == case.layout.data
-    assert traced["versions"]["megatron-core"] == "0.19.2"
-    assert traced["resident_peak_bytes"] > 0
 
 
 @every_case

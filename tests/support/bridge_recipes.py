@@ -7,7 +7,7 @@ is imported. tests/frameworks/test_bridge_recipes.py holds it up to date.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,24 +44,24 @@ class BridgeReader(FieldsReader):
         return module(name)
 
 
-def recipes() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name of each recipe whose model is known, with its fields; performance recipes last."""
+def recipes(wanted: Callable[[str], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each wanted recipe whose model is known, with its fields; performance recipes last."""
     for place in PLACES:
         for path in sorted((PACKAGES / place).rglob("*.py")):
             source = module(".".join(path.relative_to(PACKAGES).with_suffix("").parts).removesuffix(".__init__"))
             assert source is not None
             for name in (*source.functions, *source.imports):
-                if not name.endswith("_config") or name.startswith(("_", "default_", "get_")):
+                if not name.endswith("_config") or name.startswith(("_", "default_", "get_")) or not wanted(name):
                     continue
                 fields = BridgeReader().call(source, name)
                 if isinstance(fields, Fields):
                     yield name, flat(fields) | ({"perf": True} if place == PLACES[1] and "gpu_" in name else {})
 
 
-def table() -> dict[str, Any]:
-    """Return what the file holds: of each recipe its fields, or those that differ from another's."""
+def fields_by_recipe(wanted: Callable[[str], bool] = lambda name: True) -> dict[str, dict[str, Any]]:
+    """Return what is read of the wanted recipes, by their names."""
     read: dict[str, dict[str, Any]] = {}
-    for name, fields in recipes():
+    for name, fields in recipes(wanted):
         model = fields.get("model.hub_model") or next((MODELS[key] for key in MODELS if name.startswith(key)), None)
         if model in (None, UNREAD) or (name in read and not fields.get("perf")):
             continue
@@ -69,6 +69,12 @@ def table() -> dict[str, Any]:
             read[name] = {"model": model}
         else:
             read[name] = {"model": model, **plain_fields(fields)}
+    return read
+
+
+def table() -> dict[str, Any]:
+    """Return what the file holds: of each recipe its fields, or those that differ from another's."""
+    read = fields_by_recipe()
     shown: dict[str, Any] = {}
     for name, fields in sorted(read.items(), key=lambda item: (len(item[0]), item[0])):
         beside = [_beside(fields, read[other], other) for other in shown]
@@ -83,7 +89,7 @@ def table() -> dict[str, Any]:
 def _beside(fields: Mapping[str, Any], others: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return fields as what differs from those of another recipe; a field of that one that is not there is null."""
     absent = {key: None for key in others if key not in fields}
-    return {"as": name} | {key: value for key, value in fields.items() if others.get(key, UNREAD) != value} | absent
+    return {"as": name} | {key: value for key, value in fields.items() if key not in others or others[key] != value} | absent
 
 
 def precisions() -> dict[str, Any]:

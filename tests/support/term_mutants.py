@@ -47,23 +47,35 @@ class Mutant:
         return f"{self.module}.py {self.function.__qualname__}: {self.change}"[:NAME_LENGTH]
 
 
-def mutants_of(module: ModuleType) -> Iterator[Mutant]:
-    """Yield every mutant of a module's functions, methods and properties: each term left out, and with the other
-    sign."""
+@dataclass(frozen=True)
+class Formula:
+    """A function, method or property of a module, with its source."""
+
+    module: str
+    function: FunctionType
+    node: ast.FunctionDef
+    source: str
+
+    def mutants(self) -> Iterator[Mutant]:
+        """Yield every mutant: each term left out, and with the other sign."""
+        for line, change, mutated in _changes(self.node):
+            yield Mutant(self.module, self.function, line, change, _compiled(mutated))
+
+
+def formulas_of(module: ModuleType) -> Iterator[Formula]:
+    text = Path(str(module.__file__)).read_text(encoding="utf-8")
     name = module.__name__.rpartition(".")[2]
-    for function, node in _functions(module):
-        for line, change, mutated in _changes(node):
-            yield Mutant(name, function, line, change, _compiled(mutated))
 
+    def formula(owner: object, node: ast.FunctionDef) -> Formula:
+        function = _plain(inspect.getattr_static(owner, node.name))
+        return Formula(name, function, node, ast.get_source_segment(text, node) or "")
 
-def _functions(module: ModuleType) -> Iterator[tuple[FunctionType, ast.FunctionDef]]:
-    for node in ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body:
+    for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef):
-            yield _plain(getattr(module, node.name)), node
+            yield formula(module, node)
         elif isinstance(node, ast.ClassDef):
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef):
-                    yield _plain(inspect.getattr_static(getattr(module, node.name), method.name)), method
+            methods = (method for method in node.body if isinstance(method, ast.FunctionDef))
+            yield from (formula(getattr(module, node.name), method) for method in methods)
 
 
 def _plain(member: Any) -> FunctionType:
