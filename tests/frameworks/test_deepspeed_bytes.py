@@ -24,6 +24,7 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.recipe.load import load_recipe
+from support.recorded import ALL, share
 
 pytestmark = pytest.mark.frameworks
 
@@ -39,9 +40,16 @@ SPLIT_RECIPE = load_recipe(
 LLAMA = ModelShape("llama", 4, 64, 160, 4, 2, 16, 512, 64)
 MIXTURE = replace(LLAMA, family="mixtral", moe=MoeShape(4, 2, 96, 0, (1,) * 4))
 COUNTED = [row for row in ENGINES if row.evidence == "counted"]
-FOREACH = [row for row in COUNTED if row.foreach_step is not None]
 WIDE = [row for row in COUNTED if row.states == "fp32"]
-ALONE = [row for row in WIDE if row.stage and (row.precision, row.accumulation) == ("half", "same")]
+# Counted in each `make test`: an engine of each class, with gradients and states of each kind.
+CHOSEN = (
+    *((0, "fp32", "same", "fp32"), (1, "half", "fp32", "fp32"), (2, "half", "same", "bf16")),
+    *((3, "half", "same", "fp32"), (3, "half", "same", "bf16")),
+)
+ROWS = share(COUNTED, lambda row: (row.stage, row.precision, row.accumulation, row.states) in CHOSEN)
+FOREACH = [row for row in ROWS if row.foreach_step is not None and (ALL or row.stage == 3)]
+PLAIN = [row for row in WIDE if row.stage and (row.precision, row.accumulation) == ("half", "same")]
+ALONE = share(PLAIN, lambda row: row.stage == 3)
 
 
 def label(row: Engine) -> str:
@@ -114,6 +122,8 @@ GATHERED = {
     "one by one": (LLAMA, Gathering(200_000, 500_000, 0, 20_000, sequential=True)),
     "a mixture as one module": (MIXTURE, Gathering(0, 200_000, 300_000, 0)),
 }
+LIMITS = share(GATHERED, ("reuse beyond what may live", "a mixture as one module"))
+SUB_GROUPS = share((4, 8), (4,))
 
 
 def gathered_case(name: str) -> dict[str, Any]:
@@ -145,26 +155,26 @@ def split_case(layout: Layout, stage: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def counted(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every row with one and with two micro-batches, and with an AdamW that is not fused where that takes more.
+    """The rows with one and with two micro-batches, and with an AdamW that is not fused where that takes more.
 
     ZeRO 3 has processes of its own, because it frees little, and the second shard of hpZ comes after the rest of it,
     because its groups stay.
     """
-    plain = [case(row, m) for row in COUNTED for m in (1, 2)]
+    plain = [case(row, m) for row in ROWS for m in (1, 2)]
     foreach = [unfused_case(row) for row in FOREACH]
     by_stage = {case["name"]: case["config"]["zero_optimization"]["stage"] for case in (*plain, *foreach)}
     sharded = [case for case in (*plain, *foreach) if by_stage[case["name"]] == 3]
     others = [case for case in (*plain, *foreach) if by_stage[case["name"]] < 3]
-    grouped = [in_sub_groups(4), in_sub_groups(8)]
+    grouped = [in_sub_groups(layers) for layers in SUB_GROUPS]
     first = [*others, split_case(TENSOR, 1)]
-    second = [*sharded, *grouped, *map(gathered_case, GATHERED), secondary(), split_case(CONTEXT, 2)]
+    second = [*sharded, *grouped, *map(gathered_case, LIMITS), secondary(), split_case(CONTEXT, 2)]
     place = tmp_path_factory.mktemp("counted")
     return run(train, place / "others", first) | run(train, place / "sharded", second)
 
 
 @pytest.fixture(scope="module")
 def counted_alone(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every ZeRO stage in bf16, on one rank."""
+    """ZeRO stages in bf16, on one rank."""
     return run(train, tmp_path_factory.mktemp("alone"), [case(row, 2) for row in ALONE], ranks=1)
 
 
@@ -186,7 +196,7 @@ def lasting(row: Engine) -> float:
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("row", COUNTED, ids=label)
+@pytest.mark.parametrize("row", ROWS, ids=label)
 def test_an_engine_holds_what_its_row_says(counted: dict[str, Any], row: Engine, microbatches: int) -> None:
     """What lasts, to one of the sixteen layers; the others, to the two buckets the estimate adds to the rows. At the
     end of the backward two more: gloo's threads let go of a bucket when they are done, which depends on the machine.
@@ -223,7 +233,7 @@ def test_a_split_model_holds_what_we_count(counted: dict[str, Any], layout: Layo
     assert found["lasting"] / mine.dense[0] == pytest.approx(row.lasting[0] + row.lasting[1] / shared, rel=0.02)
 
 
-@pytest.mark.parametrize("name", GATHERED)
+@pytest.mark.parametrize("name", LIMITS)
 def test_zero_3_gathers_what_the_list_of_parameters_says(counted: dict[str, Any], name: str) -> None:
     shape, limits = GATHERED[name]
     mine = gathered(shape, ModuleSplit(), None, limits, False)
@@ -244,7 +254,7 @@ def test_an_optimizer_that_is_not_fused_holds_one_more_temporary(counted: dict[s
     assert measured["step"] == pytest.approx(lasting(row) + bytes_of(row.foreach_step), abs=bucket(row) / 4)
 
 
-@pytest.mark.parametrize("layers", [4, 8])
+@pytest.mark.parametrize("layers", SUB_GROUPS)
 def test_zero_3_steps_the_parameters_of_one_sub_group_at_a_time(counted: dict[str, Any], layers: int) -> None:
     """A gradient in fp32 and a flat one in bf16 of the layers of a sub-group, not of the sixteen."""
     row = next(row for row in WIDE if row.stage == 3)

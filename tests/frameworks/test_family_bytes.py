@@ -5,13 +5,14 @@ as priced."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from judges import deepspeed_versions
 
 import llmlaunch
 from llmlaunch.families.config import shape_from_config
@@ -31,6 +32,7 @@ from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import Workload
 from support.changed_facts import changed
+from support.recorded import Recorded, recorded
 
 pytestmark = pytest.mark.frameworks
 
@@ -153,8 +155,19 @@ def built(config: dict[str, Any]) -> Any:
         return models.from_config(AutoConfig.for_model(**values))
 
 
-def parameters(config: dict[str, Any]) -> int:
-    return sum(parameter.numel() for parameter in built(config).parameters())
+@pytest.fixture(scope="module")
+def real() -> Iterator[Recorded]:
+    """What Transformers' own models have and keep."""
+    with recorded("transformers", deepspeed_versions()) as record:
+        yield record
+
+
+def parameters(real: Recorded, config: dict[str, Any]) -> int:
+    def count() -> int:
+        return sum(parameter.numel() for parameter in built(config).parameters())
+
+    counted: int = real.answer(f"parameters of {json.dumps(config)}", count)
+    return counted
 
 
 def published(preset: str) -> dict[str, Any]:
@@ -199,24 +212,24 @@ def test_other_names_are_those_of_the_class(family: str) -> None:
     assert {alias: theirs.get(alias, key) for alias, key in ours.items()} == ours
 
 
-def test_every_preset_has_the_parameters_of_the_real_model() -> None:
+def test_every_preset_has_the_parameters_of_the_real_model(real: Recorded) -> None:
     counted = {name: count_parameters(load_preset(name)).total for name in preset_names()}
-    assert counted == {name: parameters(published(name)) for name in preset_names()}
+    assert counted == {name: parameters(real, published(name)) for name in preset_names()}
 
 
 @pytest.mark.parametrize("changes", VARIED, ids=lambda changes: changes["model_type"])
-def test_counts_are_those_of_the_real_modules(changes: dict[str, Any]) -> None:
+def test_counts_are_those_of_the_real_modules(changes: dict[str, Any], real: Recorded) -> None:
     config = changes if changes["model_type"] == "gpt2" else SMALL | changes
     shape, _ = shape_from_config(config, "small")
-    assert count_parameters(shape).total == parameters(config)
+    assert count_parameters(shape).total == parameters(real, config)
 
 
 @pytest.mark.parametrize("changes", VARIED, ids=lambda changes: changes["model_type"])
-def test_a_shape_written_back_is_the_same_model(changes: dict[str, Any]) -> None:
+def test_a_shape_written_back_is_the_same_model(changes: dict[str, Any], real: Recorded) -> None:
     config = changes if changes["model_type"] == "gpt2" else SMALL | changes
     shape, _ = shape_from_config(config, "small")
     assert unsaid(shape) == ()
-    assert parameters(config_of(shape)) == parameters(config)
+    assert parameters(real, config_of(shape)) == parameters(real, config)
 
 
 def cut(whole: ModelShape) -> ModelShape:
@@ -230,16 +243,16 @@ def cut(whole: ModelShape) -> ModelShape:
     return replace(whole, num_layers=4, moe=moe, compressed_attention=compressed, mamba=mamba)
 
 
-def test_every_preset_can_be_written_back() -> None:
+def test_every_preset_can_be_written_back(real: Recorded) -> None:
     """Few layers, all of the rest: the real class takes the words and has as many parameters as the shape."""
     for name in preset_names():
         whole = load_preset(name)
         shape = cut(whole)
         assert unsaid(whole) == (), name
-        assert parameters(config_of(shape)) == count_parameters(shape).total, name
+        assert parameters(real, config_of(shape)) == count_parameters(shape).total, name
 
 
-SEQUENCES, LENGTH = 2, 128
+SEQUENCES, LENGTH, RANK = 2, 128, 4
 # of each family one; router and masks aside, of which little models have much and large ones nothing
 PRESETS = {
     "llama3-8b": 0.001,
@@ -309,13 +322,13 @@ def small(shape: ModelShape, layers: int) -> ModelShape:
     )
 
 
-def test_layers_with_heads_of_their_own_keep_what_is_priced() -> None:
+def test_layers_with_heads_of_their_own_keep_what_is_priced(real: Recorded) -> None:
     """Two layers of each kind less one: Gemma 4's norms keep a mean square more, which counts in small models alone."""
     whole = load_preset("gemma4-31b")
     assert whole.sliding_window is not None
     window = replace(whole.sliding_window, full_every=2, full_head_dim=32, full_query_groups=1)
     four, two = (replace(small(whole, layers), sliding_window=window, attention_scale=1.0) for layers in (4, 2))
-    measured = (kept(model_of(four)) - kept(model_of(two))) / 2
+    measured = (kept_of(real, four) - kept_of(real, two)) / 2
     statistics = 4 * SEQUENCES * LENGTH * (4 + 8 + (4 + 1) / 2)
     assert priced(four) == pytest.approx(measured - statistics, rel=0.002)
 
@@ -326,9 +339,9 @@ def convolved(layers: int) -> ModelShape:
     return replace(whole, short_convolution=ShortConvolutionShape(tuple(range(1, layers, 2))))
 
 
-def test_layers_with_convolutions_keep_what_is_priced() -> None:
+def test_layers_with_convolutions_keep_what_is_priced(real: Recorded) -> None:
     """Two layers of each kind less one."""
-    measured = (kept(model_of(convolved(4))) - kept(model_of(convolved(2)))) / 2
+    measured = (kept_of(real, convolved(4)) - kept_of(real, convolved(2))) / 2
     assert priced(convolved(4)) == pytest.approx(measured, rel=0.002)
 
 
@@ -341,6 +354,29 @@ def model_of(shape: ModelShape, attention: str = "sdpa") -> Any:
     attention = attention if shape.attention_softcap is None and not shape.attention_sinks else "eager"
     config = AutoConfig.for_model(**config_of(shape), bos_token_id=None, eos_token_id=None)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).train()
+
+
+def kept_of(real: Recorded, shape: ModelShape, attention: str = "sdpa", adapters: Adapters | None = None) -> int:
+    """Bytes that the model keeps, with the adapters that peft makes."""
+    targets: Any = None if adapters is None else sorted(adapters.targets) if adapters.target_modules else "all-linear"
+    frozen_down = adapters is not None and adapters.frozen_down
+    asked = {"config": config_of(shape), "attention": attention, "targets": targets, "frozen_down": frozen_down}
+    asked |= {"sequences": SEQUENCES, "length": LENGTH}
+    counted: int = real.answer(
+        f"bytes kept by {json.dumps(asked)}", lambda: kept(adapted(model_of(shape, attention), targets, frozen_down))
+    )
+    return counted
+
+
+def adapted(model: Any, targets: Any, frozen_down: bool) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    if targets is None:
+        return model
+    model = get_peft_model(model, LoraConfig(r=RANK, target_modules=targets, task_type="CAUSAL_LM")).train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = parameter.requires_grad and not (frozen_down and ".lora_A." in name)
+    return model
 
 
 def kept(model: Any) -> int:
@@ -383,16 +419,16 @@ def priced(shape: ModelShape, techniques: Techniques = NO_TECHNIQUES, eager: boo
 
 
 @pytest.mark.parametrize("preset", PRICED)
-def test_a_layer_keeps_what_is_priced(preset: str) -> None:
+def test_a_layer_keeps_what_is_priced(preset: str, real: Recorded) -> None:
     """The difference of three layers and two: everything outside the layers is in both."""
     shape = load_preset(preset)
-    measured = kept(model_of(small(shape, 3))) - kept(model_of(small(shape, 2)))
+    measured = kept_of(real, small(shape, 3)) - kept_of(real, small(shape, 2))
     assert priced(small(shape, 3)) == pytest.approx(measured, rel=PRICED[preset])
 
 
-def test_eager_attention_keeps_a_softmax_in_fp32_beside_the_probabilities() -> None:
+def test_eager_attention_keeps_a_softmax_in_fp32_beside_the_probabilities(real: Recorded) -> None:
     shape = load_preset("llama2-7b")
-    measured = kept(model_of(small(shape, 3), "eager")) - kept(model_of(small(shape, 2), "eager"))
+    measured = kept_of(real, small(shape, 3), "eager") - kept_of(real, small(shape, 2), "eager")
     assert priced(small(shape, 3), eager=True) == pytest.approx(measured, rel=0.005)
 
 
@@ -400,34 +436,42 @@ def test_eager_attention_keeps_a_softmax_in_fp32_beside_the_probabilities() -> N
     ("changes", "attention"),
     [({}, "sdpa"), ({"frozen": True}, "sdpa"), ({"deepstack": ()}, "sdpa"), ({"depth": 4}, "eager")],
 )
-def test_a_vision_encoder_keeps_what_is_priced(changes: dict[str, Any], attention: str) -> None:
+def test_a_vision_encoder_keeps_what_is_priced(changes: dict[str, Any], attention: str, real: Recorded) -> None:
     """Qwen3-VL's with few narrow blocks and two images; the images themselves are no saved tensors."""
-    import torch
-    from transformers import AutoConfig, AutoModel
-
     whole = load_preset("qwen3-vl-8b")
     assert whole.vision is not None
     sizes = {"depth": 6, "hidden_size": 128, "ffn_hidden_size": 480, "num_attention_heads": 4, "image_size": 256}
     vision = replace(whole.vision, **{"images_per_sample": 2, "deepstack": (1, 3), **sizes, **changes})
     shape = replace(small(whole, 2), vision=vision)
-    config = AutoConfig.for_model(**config_of(shape)).vision_config
-    model = AutoModel.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).train()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad = "merger" in name or not vision.frozen
-    side = sizes["image_size"] // vision.patch_size
-    grid, pixels = torch.tensor([[1, side, side]] * 2), torch.rand(vision.patches_per_sample, vision.patch_width)
-
-    def encoded() -> Any:
-        result = model(pixels, grid_thw=grid)
-        return sum(tokens.float().sum() for tokens in (result.pooler_output, *result.deepstack_features))
-
+    asked = {"config": config_of(shape), "attention": attention, "frozen": vision.frozen}
+    measured = real.answer(f"bytes kept by an encoder, {json.dumps(asked)}", lambda: kept_of_images(shape, attention))
     options = DeepSpeedOptions(precision="bf16", eager_attention=attention == "eager")
     facts = with_family(deepspeed_facts(options), shape, LENGTH)
     job = Job(shape, Workload(LENGTH, 1, "bf16"), facts)
     rows = all_ranks(job, LayoutColumns.of([Layout()]))
     images = PIXEL_BYTES * vision.patches_per_sample * vision.patch_width
     counted = float(encoder_activations(job, rows)[0]) - images
-    assert counted == pytest.approx(saved_bytes(model, encoded), rel=0.02)
+    assert counted == pytest.approx(measured, rel=0.02)
+
+
+def kept_of_images(shape: ModelShape, attention: str) -> int:
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    vision = shape.vision
+    assert vision is not None
+    config = AutoConfig.for_model(**config_of(shape)).vision_config
+    model = AutoModel.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "merger" in name or not vision.frozen
+    side = vision.image_size // vision.patch_size
+    grid, pixels = torch.tensor([[1, side, side]] * 2), torch.rand(vision.patches_per_sample, vision.patch_width)
+
+    def encoded() -> Any:
+        result = model(pixels, grid_thw=grid)
+        return sum(tokens.float().sum() for tokens in (result.pooler_output, *result.deepstack_features))
+
+    return saved_bytes(model, encoded)
 
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -436,43 +480,28 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 @pytest.mark.parametrize(
     ("preset", "adapters"),
     [
-        ("llama3-8b", Adapters(4)),
-        ("llama3-8b", Adapters(4, frozen_down=True)),
-        ("llama3-8b", Adapters(4, target_modules=("q_proj", "v_proj"))),
-        ("llama3-8b", Adapters(4, target_modules=("linear_proj", "linear_fc2"))),
-        ("mixtral-8x7b", Adapters(4, target_modules=ATTENTION)),
+        ("llama3-8b", Adapters(RANK)),
+        ("llama3-8b", Adapters(RANK, frozen_down=True)),
+        ("llama3-8b", Adapters(RANK, target_modules=("q_proj", "v_proj"))),
+        ("llama3-8b", Adapters(RANK, target_modules=("linear_proj", "linear_fc2"))),
+        ("mixtral-8x7b", Adapters(RANK, target_modules=ATTENTION)),
     ],
 )
 def test_each_linear_keeps_its_input_in_the_type_of_the_adapters_that_peft_makes(
-    preset: str, adapters: Adapters
+    preset: str, adapters: Adapters, real: Recorded
 ) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    targets = sorted(adapters.targets) if adapters.target_modules else "all-linear"
-
-    def adapted(layers: int) -> int:
-        wanted = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
-        model = get_peft_model(model_of(small(load_preset(preset), layers)), wanted).train()
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad = parameter.requires_grad and not (adapters.frozen_down and ".lora_A." in name)
-        return kept(model)
-
+    three, two = (kept_of(real, small(load_preset(preset), layers), adapters=adapters) for layers in (3, 2))
     counted = priced(small(load_preset(preset), 3), Techniques(adapters=adapters))
-    assert counted == pytest.approx(adapted(3) - adapted(2), rel=PRESETS[preset] + 0.004)
+    assert counted == pytest.approx(three - two, rel=PRESETS[preset] + 0.004)
 
 
-@pytest.mark.parametrize("names", [None, ("q_proj", "v_proj")])
-def test_adapters_beside_convolutions_keep_what_is_priced(names: tuple[str, ...] | None) -> None:
+@pytest.mark.parametrize("names", [(), ("q_proj", "v_proj")])
+def test_adapters_beside_convolutions_keep_what_is_priced(names: tuple[str, ...], real: Recorded) -> None:
     """A third layer behind two has a convolution."""
-    from peft import LoraConfig, get_peft_model
-
-    def adapted(layers: int) -> int:
-        wanted = LoraConfig(r=4, target_modules=list(names) if names else "all-linear", task_type="CAUSAL_LM")
-        return kept(get_peft_model(model_of(convolved(layers)), wanted).train())
-
+    adapters = Adapters(RANK, target_modules=names)
+    three, two = (kept_of(real, convolved(layers), adapters=adapters) for layers in (3, 2))
     alone = replace(convolved(2), short_convolution=ShortConvolutionShape(()))
-    counted = priced(alone, Techniques(adapters=Adapters(4, target_modules=names or ())))
-    assert counted == pytest.approx(adapted(3) - adapted(2), rel=0.002)
+    assert priced(alone, Techniques(adapters=adapters)) == pytest.approx(three - two, rel=0.002)
 
 
 def test_the_script_finds_the_adapted_layers_of_every_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> None:

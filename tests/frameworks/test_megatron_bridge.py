@@ -28,6 +28,7 @@ from llmlaunch.recipe.types import Recipe
 from support.megatron_cases import Case, cases, refusals
 from support.plans import gallery_setting, legal_layouts, plan_of
 from support.recipes import recipe_of
+from support.recorded import ALL, share
 from support.words import word_tokenizer
 
 pytestmark = pytest.mark.frameworks
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.frameworks
 BRIDGE = FRAMEWORKS / "bridge-0.6"
 RECIPES = Path(str(asset("recipes")))
 MEGATRON = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if load_recipe(path, ()).backend.name == "megatron-lm"]
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "8" if ALL else "4"))
 PLANNED = "LLMLAUNCH_ORACLE_EXAMPLES" in os.environ  # `make oracle-full`
 
 # What may differ, and why it is no difference for Megatron core. Anything else fails.
@@ -152,7 +153,7 @@ def check_alike(ask: Ask, case: Case, apart: Container[str] = ()) -> dict[str, A
     return answer
 
 
-@pytest.mark.parametrize("name", MEGATRON)
+@pytest.mark.parametrize("name", share(MEGATRON, lambda name: PLANNED or name in MEGATRON[::5]))
 def test_the_gallery_configures_megatron_core_alike_on_both_backends(ask: Ask, name: str) -> None:
     """With one of its legal layouts, and with the planned one where there is time to plan."""
     recipe, layouts = next(legal_layouts(gallery_setting(name)))

@@ -28,6 +28,7 @@ from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.ranks import RehearsedRank, chosen_ranks
 from llmlaunch.units import GIB
 from support.node_rig import build
+from support.recorded import share
 
 pytestmark = pytest.mark.frameworks
 
@@ -44,18 +45,20 @@ def rehearse_traced(*words: str) -> subprocess.CompletedProcess[str]:
 ADAPTED = ("backend=megatron-bridge", "training.start_from=/weights", "training.adapters={rank: 16}")
 
 
-@pytest.mark.parametrize(
-    ("recipe", "words"),
-    [
-        ("llama3-8b", ()),
-        ("llama3-70b", ("model={base: llama3-70b, num_layers: 16}", "nodes=16")),
-        ("llama3-8b", (*ADAPTED, "model={base: llama3-8b, num_layers: 8}", "nodes=1", "training.global_batch_size=64")),
-    ],
-    ids=["llama3-8b", "llama3-70b-of-16-layers", "llama3-8b-of-8-layers-with-adapters"],
-)
-def test_the_worst_rank_of_a_dense_gallery_recipe_is_as_predicted(recipe: str, words: tuple[str, ...]) -> None:
+DENSE = {
+    "llama3-8b": (),
+    "llama3-70b": ("model={base: llama3-70b, num_layers: 16}", "nodes=16"),
+    "llama3-8b with adapters": (
+        *ADAPTED, "model={base: llama3-8b, num_layers: 8}", "nodes=1", "training.global_batch_size=64"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", share(DENSE, ["llama3-8b with adapters"]))
+def test_the_worst_rank_of_a_dense_gallery_recipe_is_as_predicted(name: str) -> None:
     """The peak of a large job's worst rank on this machine, beside the estimate. What its allocator keeps beyond
     that, replayed, may make a plan tight that fills its limit to the last GiB."""
+    recipe, words = name.split()[0], DENSE[name]
     done = rehearse_traced(str(asset("recipes", f"{recipe}.yaml")), *words, "--json")
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["verdict"]) in ((0, "safe"), (3, "tight")), done.stderr

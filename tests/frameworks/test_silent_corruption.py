@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judges import megatron_python
+from judges import Say, line_for_line, megatron_python
 
 from llmlaunch.causes.attempt_cause import cause_of
 from llmlaunch.causes.suspects import nodes_to_leave_out, signs_against
@@ -16,14 +16,18 @@ from llmlaunch.rundir.attempt import Attempt
 
 pytestmark = pytest.mark.frameworks
 
-MACHINE = Path(__file__).with_name("rerun_machine.py")
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Say]:
+    with line_for_line(megatron_python(), Path(__file__).with_name("rerun_machine.py")) as say:
+        yield say
 
 
 class Run:
     """Attempts of one rank each, on a node after the other."""
 
-    def __init__(self, directory: Path, error: str) -> None:
-        self.directory, self.error = directory, error
+    def __init__(self, machine: Say, directory: Path, error: str) -> None:
+        self.machine, self.directory, self.error = machine, directory, error
         (directory / "logs").mkdir()
         self.causes: list[dict[str, Any]] = []
 
@@ -34,19 +38,20 @@ class Run:
         (folder / "attempt.json").write_text(
             json.dumps({"attempt": name, "nodes": [node], "started_at": 1.0 + len(self.causes)})
         )
-        with (self.directory / "logs" / f"{name}.{node}.log").open("wb") as log:
-            command = [megatron_python(), MACHINE, self.error, self.directory, node]
-            code = subprocess.run(command, stdout=log, stderr=log, timeout=300, check=False).returncode
+        log = self.directory / "logs" / f"{name}.{node}.log"
+        state = self.directory / "state.pkl"
+        job = {"error": self.error, "state": str(state), "node": node, "log": str(log)}
+        code = int(self.machine(json.dumps(job)))
         rank = {"rank": 0, "local_rank": 0, "node": node, "exit_code": code, "signal": None, "ended_at": 9.0}
         cause = cause_of(Attempt(self.directory, name), [rank], code)
-        assert cause is not None, (self.directory / "logs" / f"{name}.{node}.log").read_text()
+        assert cause is not None, log.read_text()
         (folder / "status.json").write_text(json.dumps({"attempt": name, "state": "failed", "cause": cause}))
         self.causes.append(cause)
         return {**cause, "exit_code": code}
 
 
-def test_another_result_on_the_same_gpu_is_one_sign_against_it(tmp_path: Path) -> None:
-    cause = Run(tmp_path, "transient").attempt("n1")
+def test_another_result_on_the_same_gpu_is_one_sign_against_it(machine: Say, tmp_path: Path) -> None:
+    cause = Run(machine, tmp_path, "transient").attempt("n1")
     assert (cause["exit_code"], cause["kind"], cause["rank"], cause["numbers"]) == (
         17,
         "silent_corruption",
@@ -56,8 +61,8 @@ def test_another_result_on_the_same_gpu_is_one_sign_against_it(tmp_path: Path) -
     assert signs_against(cause) == {"n1": 1}
 
 
-def test_another_result_on_a_second_gpu_blames_the_first(tmp_path: Path) -> None:
-    run = Run(tmp_path, "persistent")
+def test_another_result_on_a_second_gpu_blames_the_first(machine: Say, tmp_path: Path) -> None:
+    run = Run(machine, tmp_path, "persistent")
     first = run.attempt("n1")
     assert (first["exit_code"], first["kind"], first["node"], signs_against(first)) == (16, "rerun", "n1", {})
     assert nodes_to_leave_out(run.causes) == ["n1"]  # where it has to be computed again
@@ -68,8 +73,8 @@ def test_another_result_on_a_second_gpu_blames_the_first(tmp_path: Path) -> None
     assert nodes_to_leave_out(run.causes) == ["n1"]
 
 
-def test_the_same_result_on_a_second_gpu_is_the_programs(tmp_path: Path) -> None:
-    run = Run(tmp_path, "application")
+def test_the_same_result_on_a_second_gpu_is_the_programs(machine: Say, tmp_path: Path) -> None:
+    run = Run(machine, tmp_path, "application")
     assert run.attempt("n1")["kind"] == "rerun"
     verdict = run.attempt("n2")
     assert (verdict["exit_code"], verdict["kind"], signs_against(verdict)) == (17, "unexpected_result", {})

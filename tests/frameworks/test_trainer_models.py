@@ -26,6 +26,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER
 from llmlaunch.workload import Workload
+from support.recorded import share
 
 pytestmark = pytest.mark.frameworks
 
@@ -90,6 +91,9 @@ ALSO_SPLIT = {
     "deepseek_v3, zero 3": Layout(data=2, micro_batch_size=4, zero_stage=3),
     "gemma, context": Layout(context=2, micro_batch_size=8, zero_stage=1),
 }
+# Trained in each `make test`.
+TRAINED = share(FAMILIES, ("llama", "mixtral", "gpt_oss", "falcon_h1", "gemma3_text", "deepseek_v3"))
+SPLIT = share(ALSO_SPLIT, ("gemma3_text, tensor", "deepseek_v3, zero 3"))
 HALF_MIXTURE = ("model.moe={num_experts: 4, topk: 2, ffn_hidden_size: 96}", "training.precision=bf16")
 
 
@@ -105,14 +109,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(train: Train, place: Path) -> TrainerRuns:
     steps = ("training.steps=2", "training.learning_rate=0.003")
-    cases = [case(family, ALONE, *steps, model=model(family)) for family in FAMILIES]
-    cases += [case(name, layout, *steps, model=model(name.split(",")[0])) for name, layout in ALSO_SPLIT.items()]
+    cases = [case(family, ALONE, *steps, model=model(family)) for family in TRAINED]
+    cases += [case(name, ALSO_SPLIT[name], *steps, model=model(name.split(",")[0])) for name in SPLIT]
     half = Layout(data=2, micro_batch_size=4, zero_stage=2)
     cases.append(case("mixture in bf16", half, *HALF_MIXTURE, "training.steps=12"))
     return train(cases, place / "families")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TRAINED)
 def test_a_family_learns(trained: TrainerRuns, family: str) -> None:
     run = trained[family]
     assert run.codes == [0], run.said[-3000:]
@@ -120,7 +124,7 @@ def test_a_family_learns(trained: TrainerRuns, family: str) -> None:
     assert second < first - 0.05  # on the library of this Python, of which each release has another
 
 
-@pytest.mark.parametrize("name", ALSO_SPLIT)
+@pytest.mark.parametrize("name", SPLIT)
 def test_families_split_learn_the_same(trained: TrainerRuns, name: str) -> None:
     run = trained[name]
     assert set(run.codes) == {0}, run.said[-3000:]
@@ -167,11 +171,14 @@ BALANCED = {name for name, family in all_families() if family.balances_experts}
 OF_NO_RECIPE = [preset for preset in PRICED if load_preset(preset).family in BALANCED - OF_RECIPES]
 
 
+SHRUNKEN = share(RECIPES, lambda name: name in RECIPES[::6] or name.endswith("lora"))
+OF_FAMILIES = share(OF_NO_RECIPE, OF_NO_RECIPE[::8])
+
+
 @pytest.fixture(scope="module")
 def gallery(train: Train, place: Path) -> TrainerRuns:
-    recipes = {name: shrunken(name) for name in RECIPES} | {
-        preset: recipe_of_a_family(preset) for preset in OF_NO_RECIPE
-    }
+    recipes = {name: shrunken(name) for name in SHRUNKEN}
+    recipes |= {preset: recipe_of_a_family(preset) for preset in OF_FAMILIES}
     cases = [
         as_case(name, DeepSpeed().render(recipe, LAYOUTS.get(name, BY_DATA)), ranks=2)
         for name, recipe in recipes.items()
@@ -179,7 +186,7 @@ def gallery(train: Train, place: Path) -> TrainerRuns:
     return train(cases, place / "gallery")
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *OF_NO_RECIPE])
+@pytest.mark.parametrize("name", [*SHRUNKEN, *OF_FAMILIES])
 def test_a_recipe_of_the_gallery_learns(gallery: TrainerRuns, name: str) -> None:
     run = gallery[name]
     assert run.codes == [0, 0], run.said[-3000:]

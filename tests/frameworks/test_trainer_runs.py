@@ -26,6 +26,7 @@ from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.trainers import TRAINER
+from support.recorded import share
 from support.step_lines import parse_step
 from support.wandb_files import read_back
 
@@ -40,7 +41,7 @@ def saving(folder: Path, interval: int, steps: int) -> tuple[str, ...]:
     return (f"training.save_interval={interval}", place, f"training.steps={steps}")
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", share((2, 3), (3,)))
 def test_told_to_end_it_saves_and_goes_on_as_if_never_interrupted(train: Train, tmp_path: Path, stage: int) -> None:
     """One rank alone is told, between two regular saves; all agree."""
     layout, steps = Layout(data=2, micro_batch_size=4, zero_stage=stage), 20
@@ -171,7 +172,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(("refusing", "seconds"), [("0,1", 30), ("1", 1)])
+@pytest.mark.parametrize(("refusing", "seconds"), share([("0,1", 30), ("1", 1)], [("1", 1)]))
 def test_what_ranks_refuse_is_said_once_by_whichever_sees_it(tmp_path: Path, refusing: str, seconds: int) -> None:
     (tmp_path / "refusing.py").write_text(REFUSING)
     words = [str(tmp_path / "refusing.py"), str(TRAINER.parent), refusing, str(seconds)]

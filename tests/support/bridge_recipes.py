@@ -89,7 +89,8 @@ def table() -> dict[str, Any]:
 def _beside(fields: Mapping[str, Any], others: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return fields as what differs from those of another recipe; a field of that one that is not there is null."""
     absent = {key: None for key in others if key not in fields}
-    return {"as": name} | {key: value for key, value in fields.items() if key not in others or others[key] != value} | absent
+    other = {key: value for key, value in fields.items() if key not in others or others[key] != value}
+    return {"as": name} | other | absent
 
 
 def precisions() -> dict[str, Any]:
