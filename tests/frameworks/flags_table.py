@@ -14,6 +14,7 @@ from pathlib import Path
 from cpu_training import ADDED, cpu_job
 from traced_cases import CASES as TRACED
 from traced_cases import PADDED, TECHNIQUES
+from trained_cases import CASES as TRAINED
 from trained_cases import SHARED, jobs, own_job
 
 from llmlaunch.frameworks import megatron
@@ -138,7 +139,7 @@ def _traced_flags() -> set[str]:
 
 def trained_flags() -> set[str]:
     """Those the declared jobs are rendered with, and those of the trainer of one's own (test_own_trainers.py)."""
-    declared = (*jobs(Path("/checkpoints")), cpu_job("own", own_job(Path("/data")), SHARED))
+    declared = (*jobs(Path("/checkpoints"), TRAINED), cpu_job("own", own_job(Path("/data")), SHARED))
     return set().union(*(flags_of(job.rendered) for job in declared))
 
 

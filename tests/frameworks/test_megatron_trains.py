@@ -25,13 +25,13 @@ from trained_cases import (
     GALLERY_STEPS,
     INDEXED,
     LONG,
-    MODELS,
     STEPS,
     UNDISTURBED,
     TrainedCase,
     gallery_jobs,
     jobs,
     long_job,
+    models_of,
     recipe_for,
 )
 
@@ -44,9 +44,16 @@ from llmlaunch.imports.logs import read_logs
 from llmlaunch.layout import Layout
 from llmlaunch.node.checkpoint_folder import CheckpointFolder, Skipped
 from llmlaunch.recipe.load import load_recipe
+from support.recorded import share
 from support.step_lines import parser_of
 
 pytestmark = pytest.mark.frameworks
+
+
+TRAINED = share(CASES, lambda case: case.chosen)
+GALLERY = sorted(path for path in asset("recipes").glob("*.yaml") if load_recipe(path).backend.name == "megatron-lm")
+CHOSEN = ("deepseek-v3", "gpt-oss-20b", "llama3.1-70b-h200")
+GALLERY_TRAINED = share([path for path in GALLERY if path.stem in GALLERY_LAYOUTS], lambda path: path.stem in CHOSEN)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +68,10 @@ def trained(train: TrainOnCpu, dataset: Path, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("megatron")
     for suffix in (".bin", ".idx"):
         shutil.copy(dataset.with_suffix(suffix), folder / f"{DATASET}{suffix}")
-    return train([*jobs(folder), *gallery_jobs(GALLERY)])
+    return train([*jobs(folder, TRAINED), *gallery_jobs(GALLERY_TRAINED)])
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", models_of(TRAINED))
 def test_the_loss_falls(trained: dict[str, TrainedJob], model: str) -> None:
     alone = trained[f"{model} alone"]
     assert alone.codes == (0,), alone.complaint()
@@ -74,7 +81,7 @@ def test_the_loss_falls(trained: dict[str, TrainedJob], model: str) -> None:
     assert alone.losses[-1] < alone.losses[0] - 0.12
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
 def test_however_it_is_split_it_learns_the_same(trained: dict[str, TrainedJob], case: TrainedCase) -> None:
     one = trained[case.name]
     assert set(one.codes) == {0}, one.complaint()
@@ -85,7 +92,7 @@ def test_however_it_is_split_it_learns_the_same(trained: dict[str, TrainedJob], 
         assert one.losses == pytest.approx(trained[f"{case.model} alone"].losses, rel=case.tolerance)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
 def test_its_log_says_of_which_job_it_is(trained: dict[str, TrainedJob], case: TrainedCase, tmp_path: Path) -> None:
     """The arguments that Megatron prints are enough for the recipe that was rendered (`measurements import`)."""
     one = trained[case.name]
@@ -107,7 +114,7 @@ def test_its_log_says_of_which_job_it_is(trained: dict[str, TrainedJob], case: T
 
 def test_every_job_behind_the_table_of_flags_ended_well(trained: dict[str, TrainedJob], tmp_path: Path) -> None:
     """docs/megatron-flags.md says "trained on CPU" of the flags of these jobs, and of no other."""
-    behind_the_table = [trained[job.name] for job in jobs(tmp_path)]
+    behind_the_table = [trained[job.name] for job in jobs(tmp_path, TRAINED)]
     assert {run.job.name: run.codes for run in behind_the_table if any(run.codes)} == {}
     assert all(run.steps for run in behind_the_table)
 
@@ -156,15 +163,12 @@ def died_with_its_last_save_torn(undisturbed: TrainedJob, copy: Path) -> Path:
     return copy
 
 
-GALLERY = sorted(path for path in asset("recipes").glob("*.yaml") if load_recipe(path).backend.name == "megatron-lm")
-
-
 def test_no_recipe_of_the_gallery_is_left_out() -> None:
     assert {path.stem for path in GALLERY} == {*GALLERY_LAYOUTS, *GALLERY_OBSTACLES}
     assert not GALLERY_LAYOUTS.keys() & GALLERY_OBSTACLES.keys()
 
 
-@pytest.mark.parametrize("recipe", GALLERY_LAYOUTS)
+@pytest.mark.parametrize("recipe", [path.stem for path in GALLERY_TRAINED])
 def test_a_recipe_of_the_gallery_trains(trained: dict[str, TrainedJob], recipe: str) -> None:
     job = trained[recipe]
     assert set(job.codes) == {0}, job.complaint()

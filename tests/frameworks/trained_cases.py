@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class TrainedCase:
 
     Only what is `fresh` begins with random weights of its own, which a split by data alone makes as one process does;
     the others begin with the weights that one process saved. `tolerance` None: it computes something else than the
-    model's reference, and the loss has to fall.
+    model's reference, and the loss has to fall. What is `chosen` trains in each `make test`.
     """
 
     model: str
@@ -87,6 +88,7 @@ class TrainedCase:
     overrides: tuple[str, ...] = ()
     tolerance: float | None = 1e-5
     fresh: bool = False
+    chosen: bool = False
 
     @property
     def name(self) -> str:
@@ -146,23 +148,27 @@ def long_job(name: str, place: Path, layout: Layout = SHARED) -> CpuJob:
     return cpu_job(name, recipe_for("llama", (*saving(place, 1000, LONG), often, "on_oom.layouts=1")), layout)
 
 
-def jobs(folder: Path) -> list[CpuJob]:
-    """All of them, in an order in which each finds what it begins with. Checkpoints and data lie in `folder`."""
-    alone = [job for model in MODELS for job in _jobs_alone(model, folder)]
+def jobs(folder: Path, cases: Sequence[TrainedCase]) -> list[CpuJob]:
+    """The jobs of cases, in an order in which each finds what it begins with. Checkpoints and data lie in `folder`."""
+    alone = [job for model in models_of(cases) for job in _jobs_alone(model, folder)]
     return [
         *alone,
         _job_of_data(folder),
         long_job(UNDISTURBED, folder / "undisturbed"),
-        *(_job(case, folder) for case in CASES),
+        *(_job(case, folder) for case in cases),
     ]
+
+
+def models_of(cases: Sequence[TrainedCase]) -> list[str]:
+    return [model for model in MODELS if any(case.model == model for case in cases)]
 
 
 CASES = (
     TrainedCase("llama", PAIR, fresh=True),
     TrainedCase("llama", SHARED),
-    TrainedCase("llama", SHARED, ("training.precision=bf16", "training.gradient_dtype=bf16"), 5e-3),
+    TrainedCase("llama", SHARED, ("training.precision=bf16", "training.gradient_dtype=bf16"), 5e-3, chosen=True),
     TrainedCase("llama", Layout(data=2, zero_stage=2), ("layout.zero_stage=2",), fresh=True),
-    TrainedCase("llama", Layout(data=2, zero_stage=3), ("layout.zero_stage=3",), fresh=True),
+    TrainedCase("llama", Layout(data=2, zero_stage=3), ("layout.zero_stage=3",), fresh=True, chosen=True),
     TrainedCase("llama", Layout(tensor=2, sequence_parallel=1)),
     # The fused loss gives its gradient in bf16, whatever the model computes in (fusions/fused_cross_entropy.py, 0.19).
     TrainedCase("llama", Layout(tensor=2), ("layout.loss=native",), 2e-3),
@@ -173,7 +179,7 @@ CASES = (
     ),
     TrainedCase("llama", Layout(pipeline=2, virtual_pipeline=2), ("layout.mlp_chunks=2",)),
     TrainedCase("llama", Layout(pipeline=2, layers_by_stage=(1, 3))),
-    TrainedCase("llama", Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(0, 1, 1, 2))),
+    TrainedCase("llama", Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(0, 1, 1, 2)), chosen=True),
     TrainedCase("llama", Layout(pipeline=3, layers_by_stage=(1, 1, 2))),
     TrainedCase(
         "llama",
@@ -182,7 +188,7 @@ CASES = (
         None,
         fresh=True,
     ),
-    TrainedCase("llama", Layout(tensor=2, pipeline=2, recompute=RECOMPUTE_FULL, recompute_layers=1)),
+    TrainedCase("llama", Layout(tensor=2, pipeline=2, recompute=RECOMPUTE_FULL, recompute_layers=1), chosen=True),
     TrainedCase(
         "llama",
         ALONE,
@@ -203,11 +209,11 @@ CASES = (
     ),
     TrainedCase("llama", SOME, ("layout={recompute: selective, recompute_modules: [mlp, layernorm]}",)),
     TrainedCase("gpt", Layout(tensor=2, data=2, zero_stage=1)),
-    TrainedCase("gpt", Layout(pipeline=2, micro_batch_size=2)),
+    TrainedCase("gpt", Layout(pipeline=2, micro_batch_size=2), chosen=True),
     TrainedCase("qwen", Layout(tensor=2, recompute=RECOMPUTE_SELECTIVE)),
     TrainedCase("mixture", Layout(data=2, expert=2), ("layout.token_dispatcher=allgather",)),
     TrainedCase("mixture", Layout(data=2, expert=2, zero_stage=1)),
-    TrainedCase("mixture", Layout(tensor=2, data=2, expert=2, sequence_parallel=1, zero_stage=1)),
+    TrainedCase("mixture", Layout(tensor=2, data=2, expert=2, sequence_parallel=1, zero_stage=1), chosen=True),
     TrainedCase(
         "mixture",
         Layout(data=2, expert=2),
@@ -224,7 +230,9 @@ CASES = (
     ),
     TrainedCase("mixture", Layout(data=2, expert=2), GPT_OSS, None, fresh=True),
     TrainedCase("mixture", ALONE, ("model.moe.topk=1", "model.moe.router.weighted_inputs=true"), None, fresh=True),
-    TrainedCase("deepseek", Layout(pipeline=3, layers_by_stage=(2, 2, 0)), ("layout.mtp_stage=before-last",)),
+    TrainedCase(
+        "deepseek", Layout(pipeline=3, layers_by_stage=(2, 2, 0)), ("layout.mtp_stage=before-last",), chosen=True
+    ),
     TrainedCase("deepseek", Layout(data=2, expert=2, zero_stage=1)),
     TrainedCase("deepseek", Layout(pipeline=2, layers_by_stage=(2, 2))),
     TrainedCase("deepseek", ALONE, ("model.rope_scaling=null",), None, fresh=True),
