@@ -19,7 +19,10 @@ AT_ONCE ?= 6
 # Modules about lives of jobs, which `make soak` tells where SLURM knows a job by its cgroups, too.
 LIVES := injection.py life.py power_cut.py same_allocation.py what_ended_it.py
 
-.PHONY: quickstart test unit soak corpus oracle-full lint install install-frameworks benchmark accuracy-table step-time-table coverage-table flags-table docs docs-screens docs-tables clean
+# Modules whose questions to real frameworks are recorded.
+RECORDED := deepspeed_traced.py family_bytes.py megatron_layers.py megatron_models.py megatron_oracle.py megatron_traced.py
+
+.PHONY: quickstart test unit soak answers corpus oracle-full lint install install-frameworks benchmark accuracy-table step-time-table coverage-table flags-table docs docs-screens docs-tables clean
 
 quickstart: install  ## plan, train and measure a small model on this machine
 	$(RUN) -m llmlaunch submit recipes/quickstart.yaml --local --follow
@@ -34,9 +37,10 @@ test: install install-frameworks  ## everything but what needs a GPU
 unit: install  ## what needs no server, no framework, no SLURM and breaks nothing: minutes
 	$(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
 
-soak: install install-frameworks  ## long repeats: the whole frozen corpus, property tests with many examples, SLURM's tests under three releases of it, lives of jobs in cgroups, faults twenty times, a simulated week; results in benchmarks/SOAK.md
+soak: install install-frameworks  ## long repeats: the whole frozen corpus, property tests with many examples, every question to the frameworks, SLURM's tests under three releases of it, lives of jobs in cgroups, faults twenty times, a simulated week; results in benchmarks/SOAK.md
 	HYPOTHESIS_PROFILE=soak $(RUN) -m pytest -m "not gpu and not slurm and not releases and not frameworks and not postgres and not browser and not faults"
-	export HYPOTHESIS_PROFILE=soak; $(RUN) -m pytest -m slurm; code=$$?; \
+	LLMLAUNCH_TESTS=all $(RUN) -m pytest -m frameworks --timeout 2400
+	$(RUN) -m pytest -m slurm; code=$$?; \
 	LLMLAUNCH_SLURM_CGROUPS=1 $(RUN) -m pytest $(addprefix tests/slurm/test_,$(LIVES)) || code=1; \
 	for suite in trixie sid; do $(RUN) tests/releases/debian.py $$suite $(RUN) -m pytest -m slurm || code=1; done; exit $$code
 	LLMLAUNCH_FAULT_REPEATS=20 $(RUN) -m pytest -m "faults and not gpu" --junitxml=.soak.xml; code=$$?; \
@@ -44,6 +48,9 @@ soak: install install-frameworks  ## long repeats: the whole frozen corpus, prop
 	$(RUN) benchmarks/week --non-persistent-minutes 0 --json .week-durable.json || code=1; \
 	PYTHONPATH=tests $(RUN) -m support.corpus compare || code=1; \
 	$(RUN) benchmarks/soak.py .soak.xml .week.json .week-durable.json benchmarks/SOAK.md; exit $$code
+
+answers: install install-frameworks  ## what the real frameworks answer to the recorded questions, asked anew: tests/data/answers and noticed_functions.json (CONTRIBUTING.md)
+	LLMLAUNCH_TESTS=record $(RUN) -m pytest $(addprefix tests/frameworks/test_,$(RECORDED)) tests/unit/memory/test_every_term_is_checked.py
 
 corpus: install  ## answers every case of the frozen corpus anew, names what changed, and writes it (CONTRIBUTING.md)
 	PYTHONPATH=tests $(RUN) -m support.corpus write

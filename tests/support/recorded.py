@@ -75,7 +75,7 @@ class Recorded:
             if key not in self._new:
                 self._new[key] = ask()
             return self._new[key]
-        remedy = "`make answers` records the answers anew; read what changed before you commit it"
+        remedy = "`make answers` asks anew and records; read what changed before you commit it"
         if self._recorded_versions != self._versions:
             pytest.fail(f"{self._path.name} is of {self._recorded_versions}, installed are {self._versions}: {remedy}")
         if key not in self._known:
