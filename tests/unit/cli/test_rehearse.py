@@ -65,7 +65,7 @@ def rehearse(llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Rehears
     """`llmlaunch rehearse` beside an environment, with further variables."""
 
     def run(environment: Path, *arguments: str | Path, code: int = 0, **variables: str) -> Output:
-        for name, value in {"LLMLAUNCH_TESTS": str(environment), **variables}.items():
+        for name, value in {"LLMLAUNCH_FRAMEWORKS": str(environment), **variables}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(environment.parent)
         return llmlaunch("rehearse", *arguments, code=code)
@@ -188,7 +188,7 @@ def test_ctrl_c_ends_the_tracer_and_all_it_has_started(tmp_path: Path) -> None:
         f"os.rename({str(pids) + '.new'!r}, {str(pids)!r})\n"
         "time.sleep(600)\n"
     )
-    env = {**os.environ, "LLMLAUNCH_TESTS": str(frameworks(tmp_path, program))}
+    env = {**os.environ, "LLMLAUNCH_FRAMEWORKS": str(frameworks(tmp_path, program))}
     command = [sys.executable, "-m", "llmlaunch", "rehearse", DENSE, PIPELINE, "--on", "trace"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         wait_for(pids.exists)
@@ -263,7 +263,7 @@ def test_what_is_named_must_be_an_environment_with_megatron(rehearse: Rehearse, 
 def test_where_nothing_is_at_hand_both_ways_to_have_something_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.delenv("LLMLAUNCH_TESTS", raising=False)
+    monkeypatch.delenv("LLMLAUNCH_FRAMEWORKS", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(place, "CHECKOUT", tmp_path)
     recipe = recipe_of("llama3-8b")
@@ -299,7 +299,7 @@ def test_what_runs_on_a_gpu_in_place_of_bridge_is_said(overrides: tuple[str, ...
 def test_a_job_of_bridge_is_traced_beside_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = local_gpus.LocalGpu("NVIDIA H100 80GB HBM3", "GPU-0", 80 * GIB, "9.0")
     monkeypatch.setattr(place, "gpu_at_hand", lambda _: gpu)
-    monkeypatch.setenv("LLMLAUNCH_TESTS", str(frameworks(tmp_path)))
+    monkeypatch.setenv("LLMLAUNCH_FRAMEWORKS", str(frameworks(tmp_path)))
     on_bridge, on_megatron = (
         place.chosen_place(recipe_of("llama3-8b", *each), "auto", print) for each in (ADAPTED, ())
     )
@@ -323,7 +323,7 @@ def test_adapters_are_traced_where_bridge_is(rehearse: Rehearse, tmp_path: Path)
 
 
 def test_the_checkouts_environment_goes_before_the_persons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LLMLAUNCH_TESTS", raising=False)
+    monkeypatch.delenv("LLMLAUNCH_FRAMEWORKS", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(place, "CHECKOUT", tmp_path / "checkout")
     assert place.find_trace_environment() is None
