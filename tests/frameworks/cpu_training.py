@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE, STDOUT, Popen
+from subprocess import PIPE, STDOUT
 
-from judges import megatron_python
+from judges import line_for_line, megatron_python
 
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.layout import Layout
@@ -88,25 +88,19 @@ TrainOnCpu = Callable[[Iterable[CpuJob]], dict[str, TrainedJob]]
 def cpu_trainer(folder: Path, seconds: float = 120.0, through: Sequence[Path] = ()) -> Iterator[TrainOnCpu]:
     """A process that has imported Megatron and trains jobs one after the other, logs in `folder`; `seconds` is the most
     one may take. `through` are scripts that run the one after them."""
-    command = [megatron_python(), *through, MEGATRON_CPU / "train_jobs.py", "--logs", folder, "--seconds", str(seconds)]
+    command = (megatron_python(), *through, MEGATRON_CPU / "train_jobs.py", "--logs", folder, "--seconds", str(seconds))
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        into, out = process.stdin, process.stdout
+    with line_for_line(*command) as say:
 
         def train(jobs: Iterable[CpuJob]) -> dict[str, TrainedJob]:
             return {job.name: trained(job) for job in jobs}
 
         def trained(job: CpuJob) -> TrainedJob:
-            print(json.dumps({**vars(job), "words": job.words}), file=into, flush=True)
-            answer = json.loads(out.readline())
+            answer = json.loads(say(json.dumps({**vars(job), "words": job.words})))
             output = tuple(Path(log).read_text(errors="replace") for log in answer["logs"])
             return TrainedJob(job, tuple(answer["codes"]), output)
 
         yield train
-        into.close()
 
 
 def train_on_cpu(

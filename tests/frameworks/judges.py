@@ -161,18 +161,8 @@ class MegatronScripts:
 
 @contextmanager
 def megatron_scripts(folder: Path) -> Iterator[MegatronScripts]:
-    words = [megatron_python(), TRACED / "dataset_ranks.py", "serve"]
-    with Popen(words, stdin=PIPE, stdout=PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        into, out = process.stdin, process.stdout
-
-        def say(asked: object) -> int:
-            print(json.dumps(asked), file=into, flush=True)
-            return int(out.readline())
-
-        yield MegatronScripts(say, folder)
-        into.close()
+    with line_for_line(megatron_python(), TRACED / "dataset_ranks.py", "serve") as say:
+        yield MegatronScripts(lambda asked: int(say(json.dumps(asked))), folder)
 
 
 DEEPSPEED_JUDGE = Path(__file__).with_name("deepspeed_judge.py")

@@ -4,14 +4,12 @@ for it, and back by `--export`: tiny models with random weights, on the CPU."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judges import TRACED, megatron_python
+from judges import TRACED, line_for_line, megatron_python
 
 from llmlaunch.frameworks.bridge.backend import MegatronBridge
 from llmlaunch.layout import Layout
@@ -53,17 +51,7 @@ MIXTURE = DENSE | {
 @pytest.fixture(scope="module")
 def round_trip() -> Iterator[RoundTrip]:
     """What comes back of a model with this config.json, trained by a recipe with these lines."""
-    with subprocess.Popen(
-        [megatron_python(), TRACED / "bridge_round_trip.py"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as program:
-        assert program.stdin is not None
-        assert program.stdout is not None
-        into, out = program.stdin, program.stdout
+    with line_for_line(megatron_python(), TRACED / "bridge_round_trip.py") as say:
 
         def come_back(folder: Path, config: dict[str, Any], *overrides: str) -> dict[str, Any]:
             source = word_tokenizer(folder / "hf")
@@ -76,13 +64,12 @@ def round_trip() -> Iterator[RoundTrip]:
             rendered = MegatronBridge().render(recipe_of("llama3-8b", *lines, *overrides), ONE_NODE)
             folders = {name: str(folder / name) for name in ("imported", "exported")}
             settings = json.loads(rendered.files["bridge.json"])
-            print(json.dumps({"hugging_face": str(source), "settings": settings, **folders}), file=into, flush=True)
-            answer: dict[str, Any] = json.loads(out.readline())
+            asked = {"hugging_face": str(source), "settings": settings, **folders}
+            answer: dict[str, Any] = json.loads(say(json.dumps(asked)))
             assert "failure" not in answer, answer["failure"]
             return answer
 
         yield come_back
-        into.close()
 
 
 @pytest.mark.parametrize(("config", "tensors"), [(DENSE, 21), (MIXTURE, 45)], ids=["dense", "mixture"])

@@ -47,8 +47,8 @@ SECONDS = 600
 
 # Traced in each `make test`: every kind of part for which the tracer has kernels or a way of its own.
 LIVE = (
-    *("loss alone rank 1", "a tied table", "no distributed optimizer", "fused loss", "GPT rank 1", "experts rank 0"),
-    *("prediction heads on one rank", "Muon of chunks", "adapters of attention", "packed rows", "sparse attention"),
+    *("loss alone rank 1", "a tied table", "no distributed optimizer", "GPT rank 1", "experts rank 0"),
+    *("prediction heads on one rank", "Muon of chunks", "adapters of attention", "sparse attention"),
     *("state spaces and contexts", "delta nets rank 0", "uneven deep chunks rank 3"),
 )
 
