@@ -46,7 +46,11 @@ LANES = (
 LIVES = ("test_injection.py", "test_life.py", "test_power_cut.py", "test_same_allocation.py", "test_what_ended_it.py")
 # Modules whose jobs one and the same process judges.
 JUDGED = ("test_megatron_oracle.py", "test_megatron_models.py", "test_megatron_layers.py")
-TRAINERS = ("test_trainer_", "test_own_trainers", "test_rehearsals")
+# Those whose jobs one process trains, and rehearsals.
+TRAINERS = (
+    *("test_trainer_", "test_own_trainers", "test_rehearsals", "test_techniques_act"),
+    *("test_deepspeed_bytes", "test_deepspeed_rank_alone"),
+)
 
 
 def lane(nodeid: str) -> str:

@@ -1,4 +1,5 @@
-"""Traces one tiny rank again and again, each time with another part of its training step left out on purpose.
+"""broken_ranks.py BREAK ...: traces one tiny rank again and again, each time with another part of its training step
+left out on purpose.
 
 stdout: a JSON line for each, {"name", "trace"} or {"name", "failure"}, as the tracer writes it.
 """
@@ -9,6 +10,7 @@ import contextlib
 import io
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +25,6 @@ import torch._dynamo  # noqa: F401 (every optimizer imports it, which takes a se
 from megatron.core.optimizer import optimizer as optimizers
 from megatron.core.pipeline_parallel import schedules
 
-import live_storages
 import trace_checks
 import trace_ranks
 
@@ -69,11 +70,6 @@ def a_step_that_is_not_taken() -> None:
     megatron_rank.training.train_step = once
 
 
-def no_parameters() -> None:
-    own = live_storages.state_of
-    megatron_rank.state_of = lambda model, optimizer: own(model, optimizer) | {"parameter_count": 0}
-
-
 def numbers_of_fp16() -> None:
     """Which leaves nothing out, but for the overflow that an invented number would be."""
     RANK[RANK.index("--bf16")] = "--fp16"
@@ -89,7 +85,6 @@ BREAKS: dict[str, Callable[[], None]] = {
         an_optimizer_that_does_nothing,
         an_overflow,
         a_step_that_is_not_taken,
-        no_parameters,
     )
 }
 
@@ -106,7 +101,7 @@ def traced(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    for answer in trace_ranks.answers_of([{"name": name} for name in BREAKS], traced, 2, SECONDS):
+    for answer in trace_ranks.answers_of([{"name": name} for name in sys.argv[1:]], traced, 2, SECONDS):
         print(json.dumps(answer), flush=True)
 
 
