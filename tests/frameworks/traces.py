@@ -57,13 +57,14 @@ def traces_of(
 
 
 def compact(trace: Trace) -> Trace:
-    """Return what tests read of a trace. Storages at the peak that differ in nothing that the terms are told by are
-    one row: of a shape the number of dimensions, one or more, and the last size are kept, and no line of a site."""
+    """Return what tests read of a trace. Storages at the peak that differ in nothing that decides their term are one
+    row. Of a shape it says whether it has several dimensions and the last size, and of a site neither the line nor the
+    comprehension, which later versions of Python do not name."""
     rows: Counter[tuple[Any, ...]] = Counter()
     for group in trace["at_peak"]:
-        site, shape = re.sub(r":\d+ ", " ", group["site"]), group["shape"]
-        told = {**group, "site": site, "shape": (*((0,) if len(shape) > 1 else ()), *shape[-1:])}
-        rows[tuple(told[column] for column in COLUMNS)] += group["bytes"]
+        site, shape = re.sub(r":\d+(?= )|\.<locals>\.<\w+>", "", group["site"]), group["shape"]
+        seen = {**group, "site": site, "shape": (*((0,) if len(shape) > 1 else ()), *shape[-1:])}
+        rows[tuple(seen[column] for column in COLUMNS)] += group["bytes"]
     return {
         **{field: trace[field] for field in FIELDS if field in trace},
         "lasting_tensors": sum(group["count"] for group in trace["lasting"]),
