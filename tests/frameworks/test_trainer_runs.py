@@ -20,14 +20,11 @@ import pytest
 from trainer_runner import TINY, Train, case
 
 from llmlaunch.assets import asset
-from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.checkpoints import checkpoint_bytes
-from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.trainers import TRAINER
 from support.recorded import share
-from support.step_lines import parse_step
 from support.wandb_files import read_back
 
 pytestmark = pytest.mark.frameworks
@@ -115,16 +112,6 @@ def torchrun(program: list[str], environment: dict[str, str], processes: int = 2
     return subprocess.Popen(command, env={**os.environ, **environment}, text=True, start_new_session=True, **pipes)
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    """Start a rendered job under torchrun, its files laid into `folder`."""
-    rendered = DeepSpeed().render(load_recipe(asset("recipes", "quickstart.yaml"), (*TINY, *overrides)), ZERO_1)
-    for name, content in rendered.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    words = [f"{folder}{word.suffix}" if isinstance(word, NodeVariable) else word for word in rendered.program]
-    return torchrun(words, dict(rendered.environment))
-
-
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, output and errors. Nothing it started outlives it."""
     try:
@@ -133,17 +120,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, out, err
-
-
-def trainers_after(process: subprocess.Popen[str], step: int) -> list[int]:
-    """Return the trainers' processes once that step is over."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        reported = parse_step(line)
-        if reported is not None and reported.step == step:
-            break
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [pid for pid in map(int, listed) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_signals_while_it_saves_do_not_disturb_it(train: Train, tmp_path: Path) -> None:
@@ -181,14 +157,6 @@ def test_what_ranks_refuse_is_said_once_by_whichever_sees_it(tmp_path: Path, ref
     assert err.count("the data has gone") == 1, err[-2000:]
     assert err.count("Said by rank 1 on ") == (refusing == "1")
     assert 'refusing.py", line' not in err  # no traceback but of torchrun
-
-
-@pytest.mark.faults
-def test_a_rank_that_dies_fails_the_job(tmp_path: Path) -> None:
-    process = start(tmp_path, "training.steps=100000")
-    os.kill(trainers_after(process, step=1)[0], signal.SIGKILL)
-    code, _, _ = finish(process)
-    assert code != 0
 
 
 def test_the_idle_trainer_is_measured() -> None:
