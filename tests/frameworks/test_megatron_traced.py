@@ -56,7 +56,8 @@ LIVE = (
 @pytest.fixture(scope="module")
 def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceOf]:
     """Every case that a test of this run asks for."""
-    params = [item.callspec.params for item in request.session.items if "trace" in getattr(item, "fixturenames", ())]
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    params = [item.callspec.params for item in items if item.module is request.module and "trace" in item.fixturenames]
     cases = {value.name: value for each in params for value in each.values() if isinstance(value, Case)}
     jobs = {name: traced_job(case) for name, case in cases.items()}
     tracer = (megatron_python(), TRACED / "ranks_with_muon.py", "--framework", "megatron")
