@@ -13,16 +13,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from support.command_line import CommandLine
-from support.fault_repeats import REPEATS
+from support.soak import SOAK
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", max_examples=2000, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.load_profile("soak" if SOAK else "ci")
 
 # Collecting ten thousand tests makes millions of objects that stay: looking for garbage there takes a quarter of it.
 gc.disable()
 
 HOMES = count()
+
+FAULT_REPEATS = int(os.environ.get("LLMLAUNCH_FAULT_REPEATS", "1"))
 
 # A shell's background job is started with SIGINT ignored, one under nohup with SIGHUP, and so is all they start: the
 # tests about Ctrl-C and closed terminals would hang.
@@ -98,7 +100,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("faults"):
         if "repeat" not in metafunc.fixturenames:
             metafunc.fixturenames.append("repeat")
-        metafunc.parametrize("repeat", range(REPEATS), ids=lambda number: f"repeat{number}")
+        metafunc.parametrize("repeat", range(FAULT_REPEATS), ids=lambda number: f"repeat{number}")
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ from random import Random
 import pytest
 
 from support.chain import Chain
-from support.fault_repeats import in_soak
 from support.node_rig import GIB, until
 from support.side_by_side import by_name
+from support.soak import in_soak
 
 pytestmark = pytest.mark.faults
 

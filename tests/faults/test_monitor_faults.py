@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.fault_repeats import in_soak
 from support.node_rig import ATTEMPT, GIB, NODE, NodeRig, until
+from support.soak import in_soak
 
 pytestmark = pytest.mark.faults
 

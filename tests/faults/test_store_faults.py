@@ -24,10 +24,10 @@ from llmlaunch.store.database import open_store
 from llmlaunch.store.location import where
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import list_runs
-from support.fault_repeats import in_soak
 from support.forked_commands import Command, as_an_ordinary_owner, limit_files
 from support.node_rig import until
 from support.postgres_server import PostgresServer
+from support.soak import in_soak
 from support.store_run_dirs import GIB, RunDir
 
 pytestmark = pytest.mark.faults

@@ -26,7 +26,7 @@ from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.ds_config_checks import CHECKS, KNOWN_KEYS, wrongly_accepted
-from support.recorded import share
+from support.soak import share
 
 pytestmark = pytest.mark.frameworks
 

@@ -24,7 +24,7 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.recipe.load import load_recipe
-from support.recorded import ALL, share
+from support.soak import SOAK, share
 
 pytestmark = pytest.mark.frameworks
 
@@ -47,7 +47,7 @@ CHOSEN = (
     *((3, "half", "same", "fp32"), (3, "half", "same", "bf16")),
 )
 ROWS = share(COUNTED, lambda row: (row.stage, row.precision, row.accumulation, row.states) in CHOSEN)
-FOREACH = [row for row in ROWS if row.foreach_step is not None and (ALL or row.stage == 3)]
+FOREACH = [row for row in ROWS if row.foreach_step is not None and (SOAK or row.stage == 3)]
 PLAIN = [row for row in WIDE if row.stage and (row.precision, row.accumulation) == ("half", "same")]
 ALONE = share(PLAIN, lambda row: row.stage == 3)
 

@@ -22,7 +22,7 @@ from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER
-from support.recorded import share
+from support.soak import share
 
 pytestmark = pytest.mark.frameworks
 

@@ -28,7 +28,7 @@ from llmlaunch.recipe.types import Recipe
 from support.megatron_cases import Case, cases, refusals
 from support.plans import gallery_setting, legal_layouts, plan_of
 from support.recipes import recipe_of
-from support.recorded import ALL, share
+from support.soak import SOAK, share
 from support.words import word_tokenizer
 
 pytestmark = pytest.mark.frameworks
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.frameworks
 BRIDGE = FRAMEWORKS / "bridge-0.6"
 RECIPES = Path(str(asset("recipes")))
 MEGATRON = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if load_recipe(path, ()).backend.name == "megatron-lm"]
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "8" if ALL else "4"))
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "8" if SOAK else "4"))
 PLANNED = "LLMLAUNCH_ORACLE_EXAMPLES" in os.environ  # `make oracle-full`
 
 # What may differ, and why it is no difference for Megatron core. Anything else fails.

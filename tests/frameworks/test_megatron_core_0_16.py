@@ -28,13 +28,13 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.backend_output import words_of
 from support.megatron_cases import Case, cases, refusals, situation
-from support.recorded import ALL, share
+from support.soak import SOAK, share
 
 pytestmark = pytest.mark.frameworks
 
 RECIPES = Path(str(asset("recipes")))
 MEGATRON = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if load_recipe(path, ()).backend.name == "megatron-lm"]
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "60" if ALL else "10"))
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "60" if SOAK else "10"))
 
 Ask = Callable[[int, list[str]], dict[str, Any]]
 

@@ -16,7 +16,7 @@ from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.techniques import Techniques
 from support.backend_output import words_of
-from support.recorded import ALL
+from support.soak import SOAK
 
 pytestmark = pytest.mark.frameworks
 
@@ -81,7 +81,7 @@ def patterns(layers: int) -> st.SearchStrategy[Split]:
     return st.one_of(st.sampled_from(given_ones), anywhere)
 
 
-@settings(max_examples=60 if ALL else 10)
+@settings(max_examples=60 if SOAK else 10)
 @given(data=st.data(), layout=layouts(), mtp_layers=st.sampled_from([0, 0, 1, 2]))
 def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
     data: st.DataObject, layout: Layout, mtp_layers: int, megatron: MegatronJudge

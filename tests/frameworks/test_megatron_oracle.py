@@ -28,11 +28,11 @@ from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from support.megatron_cases import BASE, Case, cases, refusals
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
-from support.recorded import ALL, share
+from support.soak import SOAK, share
 
 pytestmark = pytest.mark.frameworks
 
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "150" if ALL else "25"))
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "150" if SOAK else "25"))
 PLACES = {rule.key: rule.where for rule in (*requirements_for(), *rules_for())}
 
 
@@ -79,7 +79,7 @@ def test_megatron_takes_what_the_gallery_is_planned_with(name: str, megatron: Me
     the alternatives, too."""
     recipe = recipe_of(name)
     plan = make_plan(setting_of(recipe, MegatronLM()))
-    for candidate in (plan.chosen, *(plan.alternatives if ALL else ())):
+    for candidate in (plan.chosen, *(plan.alternatives if SOAK else ())):
         case = Case(as_planned(recipe, candidate), candidate.layout)
         theirs = verdict_of(megatron, case, until="stages")
         assert theirs.accepted, (str(case), theirs)

@@ -17,7 +17,7 @@ from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.rank_alone import rank_alone
 from llmlaunch.layout import Layout
 from llmlaunch.trainers import RANK_ALONE
-from support.recorded import share
+from support.soak import share
 
 pytestmark = pytest.mark.frameworks
 

@@ -32,7 +32,8 @@ from llmlaunch.layers.mixture import Mixture
 from llmlaunch.memory import loss, schedule, states, tokens, weights, workspace
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from support.changed_facts import changed
-from support.recorded import recorded, share
+from support.recorded import recorded
+from support.soak import share
 
 pytestmark = pytest.mark.frameworks
 

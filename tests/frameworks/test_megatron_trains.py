@@ -44,7 +44,7 @@ from llmlaunch.imports.logs import read_logs
 from llmlaunch.layout import Layout
 from llmlaunch.node.checkpoint_folder import CheckpointFolder, Skipped
 from llmlaunch.recipe.load import load_recipe
-from support.recorded import share
+from support.soak import share
 from support.step_lines import parser_of
 
 pytestmark = pytest.mark.frameworks

@@ -28,7 +28,7 @@ from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
 from llmlaunch.rehearsal.ranks import RehearsedRank, chosen_ranks
 from llmlaunch.units import GIB
 from support.node_rig import build
-from support.recorded import share
+from support.soak import share
 
 pytestmark = pytest.mark.frameworks
 

@@ -12,7 +12,7 @@ from llmlaunch.assets import asset
 from llmlaunch.frameworks.checkpoints import checkpoint_bytes
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.load import load_recipe
-from support.recorded import share
+from support.soak import share
 
 pytestmark = pytest.mark.frameworks
 

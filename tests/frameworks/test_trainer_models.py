@@ -26,7 +26,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.trainers import TRAINER
 from llmlaunch.workload import Workload
-from support.recorded import share
+from support.soak import share
 
 pytestmark = pytest.mark.frameworks
 

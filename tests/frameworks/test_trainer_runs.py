@@ -24,7 +24,7 @@ from llmlaunch.frameworks.checkpoints import checkpoint_bytes
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.trainers import TRAINER
-from support.recorded import share
+from support.soak import share
 from support.wandb_files import read_back
 
 pytestmark = pytest.mark.frameworks

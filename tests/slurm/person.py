@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from one_machine import Cluster, new_cluster, throw_away
 
 from support.command_line import data_folders
+from support.soak import SOAK
 
 SOURCES = Path(__file__).resolve().parents[2] / "wrapper"
 NORMAL_USER = 34  # `backup`, whom every Debian has: 65534 cannot be SlurmUser in 26.05
 SECONDS = 600
 BOTH_ENDS = ["root-enforced", "user-default"]  # who, and the site's limits
-SOAK = settings().max_examples > 100
 LIVED_ON = BOTH_ENDS if SOAK else BOTH_ENDS[:1]  # where whole lives of jobs are tested
 SMALL_DISK = "small"
 SMALL_DISK_BYTES = 8 << 20

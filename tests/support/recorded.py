@@ -12,32 +12,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
+from support.soak import RECORDING, SOAK
+
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = ROOT / "tests" / "data" / "answers"
-HOW_MUCH = os.environ.get("LLMLAUNCH_TESTS", "some")
-RECORDING = HOW_MUCH == "record"
-ALL = HOW_MUCH == "all"
 ONE_IN = 12  # questions asked again in `make test`, where a test names none
 SHORT = 7  # characters of a text that is not worth a number
-
-T = TypeVar("T")
-
-
-def share(cases: Iterable[T], chosen: Callable[[T], bool] | Collection[T]) -> list[T]:
-    """Return the cases to run: those chosen, or all of them in `make soak`."""
-    listed = list(cases)
-    assert callable(chosen) or set(chosen) <= set(listed), "a chosen case does not exist"
-    return [case for case in listed if ALL or (chosen(case) if callable(chosen) else case in chosen)]
 
 
 def versions(packages: Collection[str], places: Collection[Path]) -> dict[str, str]:
@@ -65,7 +54,7 @@ class Recorded:
     def asks(self, question: str, name: str = "") -> bool:
         """Return whether this run asks the framework."""
         chosen = int(_digest(question), 16) % ONE_IN == 0 if self._live is None else name in self._live
-        return ALL or RECORDING or chosen
+        return SOAK or RECORDING or chosen
 
     def answer(self, question: str, ask: Callable[[], Any], name: str = "") -> Any:
         """Return the recorded answer; `ask` asks the framework. Fails where the two differ, and where no such question

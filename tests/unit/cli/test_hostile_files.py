@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from rich.console import Console
 
 from llmlaunch.assets import asset
@@ -33,6 +32,7 @@ from llmlaunch.watch.frames import RunsFrame
 from llmlaunch.watch.run_reader import RunReader
 from llmlaunch.watch.views import JsonView, LineView
 from support.command_line import CommandLine, data_folders, run_llmlaunch
+from support.soak import SOAK
 from support.store_run_dirs import ATTEMPT, STARTED, RunDir, gpu
 
 RUN_ID = "quickstart-20260101T000000Z-0001"
@@ -79,7 +79,6 @@ VALUES: tuple[Any, ...] = (
     *("../../x", ESCAPES, ["x"], [{}], {"x": []}),
 )
 # One change of nineteen is made, each of them in `make soak`. There are twelve values, so each place gets others.
-SOAK = settings().max_examples > 100
 EVERY = 1 if SOAK else 19
 
 

@@ -13,7 +13,6 @@ import importlib
 import inspect
 import itertools
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -33,7 +32,8 @@ from random_jobs import TRAINERS, RandomJob, random_jobs
 
 import llmlaunch
 from llmlaunch import effects
-from support.recorded import ALL, ONE_IN, RECORDING
+from support.recorded import ONE_IN
+from support.soak import RECORDING, SOAK
 from support.term_mutants import Formula, formulas_of
 
 MEMORY = (
@@ -118,7 +118,7 @@ BY_HAND = (
     "test_plainest_bound",
 )
 JOBS_OF_EACH_TRAINER = 2
-EVERYTHING = ALL or RECORDING or os.environ.get("HYPOTHESIS_PROFILE") == "soak"
+EVERYTHING = SOAK or RECORDING
 ROOMS = tuple(f"{Path(llmlaunch.__file__).parent}/{room}/" for room in ("memory", "effects", "layers"))
 
 
