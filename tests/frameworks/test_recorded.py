@@ -21,7 +21,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with recorded.recorded("numbers", VERSIONS) as answers:
         answers.answer(QUESTION, lambda: {"all": [7, "seven seas", "seven seas"]}, "seven")
     monkeypatch.setattr(recorded, "RECORDING", False)
-    monkeypatch.setattr(recorded, "ALL", False)
+    monkeypatch.setattr(recorded, "SOAK", False)
 
 
 def never() -> None:
@@ -54,6 +54,5 @@ def test_a_live_question_is_asked_and_must_have_the_same_answer() -> None:
 
 
 def test_all_questions_are_asked_where_all_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "ALL", True)
+    monkeypatch.setattr(recorded, "SOAK", True)
     assert Recorded("numbers", VERSIONS, ()).asks(QUESTION, "seven")
-    assert recorded.share("abc", ("a",)) == ["a", "b", "c"]
