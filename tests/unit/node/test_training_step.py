@@ -245,6 +245,21 @@ def test_where_all_nodes_are_silent_it_is_not_the_nodes(steps: Steps, monkeypatc
     assert end == StepEnd(0, ("refused1", "refused2"))
 
 
+@pytest.mark.parametrize("by", ["the job", "the steps"])
+def test_a_node_that_falls_silent_while_slurm_ends_the_job_is_not_lost(
+    steps: Steps, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent(monkeypatch)
+    step = steps.step("a", "refused1")
+    if by == "the job":
+        step.is_job_ending = True
+        script = "beat a; sleep 3; ended a; exit 143"
+    else:
+        script = "echo a told TERM; beat a; sleep 3; ended a; exit 143"
+    end = steps.run(step, script)
+    assert (end.code, end.silent, end.lost) == (143, ("refused1",), ())
+
+
 def test_of_another_step_than_the_training_s_no_node_is_asked_and_told_to_save_it_is_killed(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -455,6 +455,7 @@ class BatchJob:
         if self._step is not None:
             step = self._step
             step.is_stopping = True
+            step.is_job_ending = name == "TERM"
             self._loop.after(TOLD_SECONDS if name == "TERM" and self._slurm else 0.0, step.save)
 
     def _note_stop(self, name: str) -> None:

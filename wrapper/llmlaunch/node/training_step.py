@@ -74,6 +74,7 @@ class NodeStep:
         self._others_end_at = math.inf
         self._is_ending = self._was_left = self._was_told = False
         self.is_stopping = False
+        self.is_job_ending = False  # SLURM ends the job, and starts no task on any node: no silent node is lost by that
         self.on_stop: Callable[[], None] = self.save
         self.on_told: Callable[[str], None] | None = None  # its nodes were told to stop, not the job
         self.on_lost: Callable[[], None] | None = None
@@ -236,7 +237,7 @@ class NodeStep:
     def _beat(self) -> None:
         now, before, patience = time.monotonic(), self._beat_at, MISSED_BEATS * BEAT_SECONDS
         self._beat_at = now
-        if self.is_over or not self._asks_slurm:
+        if self.is_over or not self._asks_slurm or self._is_ended_by_slurm:
             return
         if now - before > patience:  # this program stood still itself
             for node in self._nodes:
@@ -250,6 +251,10 @@ class NodeStep:
         for node in silent[: MOST_ASKED - len(self._asked)]:
             if node not in self._asked:
                 self._ask(node)
+
+    @property
+    def _is_ended_by_slurm(self) -> bool:
+        return self.is_job_ending or self._was_told
 
     def _ask(self, node: str) -> None:
         with contextlib.suppress(OSError):
@@ -286,6 +291,8 @@ class NodeStep:
 
     def _lose(self, node: str) -> None:
         """Count the node as lost, where another one of the step is there: where none is, it is not the nodes."""
+        if self._is_ended_by_slurm:
+            return
         beats = MISSED_BEATS * BEAT_SECONDS
         now = time.monotonic()
         others = {*self._nodes}.difference(self._lost, [node])
