@@ -144,7 +144,7 @@ def test_closing_the_terminal_ends_neither_the_job_nor_its_recording(person: Per
     (tmp_path / "train.py").write_text(TRAINER)
     own = (f"python={person.python}", f"environment.GO={tmp_path / 'go'}", backend(tmp_path / "train.py"))
     follower = Terminal(person, "submit", QUICKSTART, "cluster=cpu-x1", *own, "-o", "run", "--follow")
-    follower.read_until("\x1b[1F\x1b[Jstep ")  # in place: a step takes the place of the one before
+    follower.read_until("\r\x1b[2Kstep ")  # in place: a step takes the place of the one before
     watcher = Terminal(person, "logs", "run", "--follow")
     watcher.read_until("step ")
     follower.close()
