@@ -63,9 +63,9 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def chromium() -> Iterator[Any]:
-    """Chromium without a window, which notes what pages print and ask for."""
+    """Chromium without a window, which notes what pages print and ask for. It knows no palette of an earlier test."""
     from selenium import webdriver
 
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
