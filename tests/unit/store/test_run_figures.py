@@ -65,7 +65,9 @@ def id_on_a_node(run: Path, run_id: str) -> str:
     """The id that a node of the run exports to the trainers."""
     (run / "run.id").write_text(f"{run_id}\n")
     environment: dict[str, str] = {}
-    export_tracking({"wandb": {"name": "shown", "save_dir": None}, "workdir": ""}, run, run, environment)
+    export_tracking(
+        {"wandb": {"name": "shown", "save_dir": None}, "workdir": ""}, run, run, environment, lambda task: task()
+    )
     return environment["WANDB_RUN_ID"]
 
 
