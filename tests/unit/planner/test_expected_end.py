@@ -27,7 +27,6 @@ from llmlaunch.units import DAY, HOUR
 from support.plans import gallery_setting, plan_of
 from support.recipes import small
 
-CHOSEN = plan_of("llama3-8b").chosen
 ADAPTED = ("training.start_from=/weights", "training.learning_rate=1.0e-4", "training.adapters={rank: 8}")
 SAVED = ("training.checkpoint_path=/ckpt", "training.save_interval=100")
 
@@ -37,7 +36,7 @@ def sized(name: str, *overrides: str) -> Plan:
 
 
 def end_of(recipe: Recipe, step_seconds: float = 10.0, stops: StopRate = PUBLISHED_RATE) -> ExpectedEnd:
-    return expected_end(recipe, replace(CHOSEN, step_seconds=step_seconds), Lessons(stops=stops))
+    return expected_end(recipe, replace(plan_of("llama3-8b").chosen, step_seconds=step_seconds), Lessons(stops=stops))
 
 
 def distribution(stops_in_all: float, days: float, segments: float, save: float, resume: float) -> EndDistribution:
@@ -206,7 +205,10 @@ def test_a_budget_of_days_has_a_probability() -> None:
 def test_a_step_time_that_is_known_better_spreads_the_end_less() -> None:
     recipe = small("training.steps=10000", *SAVED)
     learned = Lessons(time_error=0.04)
-    ends = [expected_end(recipe, CHOSEN, *how) for how in ((NO_LESSONS,), (learned,), (NO_LESSONS, True))]
+    ends = [
+        expected_end(recipe, plan_of("llama3-8b").chosen, *how)
+        for how in ((NO_LESSONS,), (learned,), (NO_LESSONS, True))
+    ]
     assert [end.step_time_spread for end in ends] == [pytest.approx(0.09), pytest.approx(0.05), 0.03]
     assert [end.step_time_source for end in ends][1:] == ["your calibration", "this layout ran before"]
     assert ends[0].step_time_source == "142 public runs of Megatron dense models"
@@ -264,7 +266,10 @@ def test_conversations_are_a_kind_of_their_own() -> None:
     chats = replace(recipe, data=replace(recipe.data, sft="chat"))
     assert end_of(recipe).step_time_spread is not None
     assert end_of(chats).step_time_source == "no measured run of Megatron dense models that learn conversations"
-    assert expected_end(chats, CHOSEN, Lessons(time_error=0.04)).step_time_source == "your calibration"
+    assert (
+        expected_end(chats, plan_of("llama3-8b").chosen, Lessons(time_error=0.04)).step_time_source
+        == "your calibration"
+    )
 
 
 def test_a_save_written_beside_the_steps_holds_them_up_for_the_copy_alone_and_costs_more_when_it_stops() -> None:
@@ -291,7 +296,7 @@ def test_auto_leaves_a_save_the_time_to_be_written_before_the_next_begins() -> N
 
 
 def test_the_last_save_before_a_time_limit_waits_for_the_writer() -> None:
-    layout = CHOSEN.layout
+    layout = plan_of("llama3-8b").chosen.layout
     beside = small(*SAVED, "training.async_save=true")
     assert lead_seconds(beside, layout, 10.0) == lead_seconds(small(*SAVED), layout, 10.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 
@@ -11,32 +12,32 @@ from llmlaunch.errors import UserError
 from llmlaunch.rehearsal.ranks import chosen_ranks
 from support.rehearsed_plans import FOUR_STAGES, Planned, planned
 
-JOB = planned(FOUR_STAGES)
-FEW_IN_FLIGHT = planned(FOUR_STAGES, "training.global_batch_size=2")
+job = cache(partial(planned, FOUR_STAGES))
+few_in_flight = cache(partial(planned, FOUR_STAGES, "training.global_batch_size=2"))
 
 
-def numbers(job: Planned, word: str) -> list[tuple[int, ...]]:
-    return [(choice.pipeline_rank, *choice.stands_for) for choice in chosen_ranks(job.plan, job.recipe.model, word)]
+def numbers(of: Planned, word: str) -> list[tuple[int, ...]]:
+    return [(choice.pipeline_rank, *choice.stands_for) for choice in chosen_ranks(of.plan, of.recipe.model, word)]
 
 
 def test_the_worst_is_the_rank_predicted_to_need_the_most() -> None:
-    assert numbers(JOB, "worst") == [(0, 0)]
+    assert numbers(job(), "worst") == [(0, 0)]
 
 
 @pytest.mark.parametrize(("share", "ran"), [(0.97, [0, 1]), (0.95, [0, 1]), (0.93, [0])])
 def test_a_rank_too_near_the_worst_to_tell_which_is_worse_is_run_too(share: float, ran: list[int]) -> None:
-    first, second, *others = JOB.plan.estimate.ranks
+    first, second, *others = job().plan.estimate.ranks
     near = replace(second, device_bytes=round(share * first.device_bytes))
-    plan = replace(JOB.plan, estimate=replace(JOB.plan.estimate, ranks=(first, near, *others)))
-    assert [number for number, *_ in numbers(replace(JOB, plan=plan), "worst")] == ran
+    plan = replace(job().plan, estimate=replace(job().plan.estimate, ranks=(first, near, *others)))
+    assert [number for number, *_ in numbers(replace(job(), plan=plan), "worst")] == ran
 
 
 def test_all_runs_every_distinct_rank_once_for_those_like_it() -> None:
     """Of four stages with different numbers of micro-batches in flight none is like another; of those with one, the
     two in the middle are."""
-    assert numbers(JOB, "all") == [(rank, rank) for rank in range(4)]
-    assert numbers(FEW_IN_FLIGHT, "all") == [(0, 0), (1, 1, 2), (3, 3)]
-    assert numbers(FEW_IN_FLIGHT, "2") == [(2, 1, 2)]
+    assert numbers(job(), "all") == [(rank, rank) for rank in range(4)]
+    assert numbers(few_in_flight(), "all") == [(0, 0), (1, 1, 2), (3, 3)]
+    assert numbers(few_in_flight(), "2") == [(2, 1, 2)]
 
 
 def test_ranks_whose_experts_lie_elsewhere_are_not_alike() -> None:
@@ -49,4 +50,4 @@ def test_ranks_whose_experts_lie_elsewhere_are_not_alike() -> None:
 @pytest.mark.parametrize("word", ["4", "-1", "1.5", "first", "", "٣", "9" * 30])
 def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(word: str) -> None:
     with pytest.raises(UserError, match=r"pipeline ranks are 0 to 3; or say worst or all"):
-        numbers(JOB, word)
+        numbers(job(), word)

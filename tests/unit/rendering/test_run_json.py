@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from run_samples import container_job, deepspeed_cpu, megatron_70b, plan, rank_by_itself, script_of
@@ -115,13 +116,16 @@ def test_the_recipe_has_the_last_word_on_switches() -> None:
     assert not [line for line in directives(replace(of, placement="slurm")) if "switches" in line]
 
 
-LONE = rank_by_itself()
-FILES = run_files(LONE.recipe, LONE.plan, {}, LONE.rendered, Provenance(code={}), LONE.described)
-JOB = FILES["job.sbatch"].decode()
+lone = cache(rank_by_itself)
+
+
+@cache
+def files() -> dict[str, bytes]:
+    return run_files(lone().recipe, lone().plan, {}, lone().rendered, Provenance(code={}), lone().described)
 
 
 def lone_directives() -> dict[str, str]:
-    return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", JOB, re.MULTILINE))
+    return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", files()["job.sbatch"].decode(), re.MULTILINE))
 
 
 def test_it_asks_for_one_device_on_a_part_of_one_node() -> None:
@@ -139,32 +143,36 @@ def test_it_asks_for_minutes_where_and_as_the_recipe_says() -> None:
 
 
 def test_it_tries_no_nodes_prepares_nothing_and_does_not_come_back() -> None:
-    assert "preflight" not in JOB
-    assert "prepare" not in JOB
-    assert not any(name.startswith("fallback/") for name in FILES)
-    assert (LONE.described["restart"], LONE.described["checkpoint"], LONE.described["fallbacks"]) == (None, None, [])
+    assert "preflight" not in files()["job.sbatch"].decode()
+    assert "prepare" not in files()["job.sbatch"].decode()
+    assert not any(name.startswith("fallback/") for name in files())
+    assert (lone().described["restart"], lone().described["checkpoint"], lone().described["fallbacks"]) == (
+        None,
+        None,
+        [],
+    )
 
 
 def test_readers_get_every_key_that_is_written_of_a_rank_alone() -> None:
-    written = json.loads(FILES["run.json"])
-    assert written["rehearsal"]["recipe"] == LONE.recipe.name.removesuffix("-rank3")
+    written = json.loads(files()["run.json"])
+    assert written["rehearsal"]["recipe"] == lone().recipe.name.removesuffix("-rank3")
     assert sound(RunFile, written) == written
 
 
 def test_one_process_is_started_with_the_rank_s_place() -> None:
-    launch = json.loads(FILES["run.json"])["launch"]
+    launch = json.loads(files()["run.json"])["launch"]
     assert launch["by_itself"]
     assert launch["environment"].items() >= {"RANK": "384", "WORLD_SIZE": "512", "LOCAL_RANK": "0"}.items()
-    words = shown_words(FILES["command.txt"])
+    words = shown_words(files()["command.txt"])
     assert words[:2] == ["$LLMLAUNCH_NODE_FILES/trainer/rank_alone.py", "$MEGATRON_LM_PATH/pretrain_gpt.py"]
 
 
 def test_torch_s_own_peaks_are_always_written_down() -> None:
-    assert "hook/llmlaunch_memory_probe.py" in FILES
+    assert "hook/llmlaunch_memory_probe.py" in files()
 
 
 def test_what_it_measures_is_of_the_job_it_is_of() -> None:
-    described = LONE.described
+    described = lone().described
     assert (described["nodes"], described["devices_per_node"], described["pipeline"]) == (1, 1, 4)
     assert described["measurement"]["world_size"] == 512  # type: ignore[index]
     assert len(described["predicted_bytes"]) == 4  # type: ignore[arg-type]
@@ -173,7 +181,7 @@ def test_what_it_measures_is_of_the_job_it_is_of() -> None:
 
 
 def test_its_stage_is_the_one_it_was_started_for_whatever_its_number() -> None:
-    assert pipeline_rank_of({**LONE.described, "rehearsal": {"pipeline_rank": 2}}, 16) == 2
+    assert pipeline_rank_of({**lone().described, "rehearsal": {"pipeline_rank": 2}}, 16) == 2
 
 
 def test_it_says_where_checkpoints_lie_and_what_becomes_of_slow_nodes_where_the_recipe_does() -> None:
