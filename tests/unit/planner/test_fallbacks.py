@@ -16,8 +16,15 @@ from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
 from llmlaunch.planner.setting import Setting
 from support.plans import gallery_setting
+from support.soak import share
 
 CORRECTED = Lessons(correction=Correction(0.06, 2.0 * 2**30, "measured"))
+EACH = [
+    ("llama3-8b", NO_LESSONS),
+    ("llama2-7b-deepspeed", CORRECTED),
+    ("llama2-7b-deepspeed", NO_LESSONS),
+    ("llama3-8b", CORRECTED),
+]
 
 
 def fallbacks_of(
@@ -30,7 +37,7 @@ def fallbacks_of(
 
 @pytest.mark.parametrize(
     ("name", "lessons"),
-    [("llama3-8b", NO_LESSONS), ("llama2-7b-deepspeed", NO_LESSONS), ("llama3-8b", CORRECTED)],
+    share(EACH, EACH[:2]),
 )
 def test_each_leaves_a_step_more_free_and_none_with_as_much_is_faster(name: str, lessons: Lessons) -> None:
     setting, plan, fallbacks = fallbacks_of(name, lessons=lessons)

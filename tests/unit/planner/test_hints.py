@@ -76,4 +76,3 @@ def test_check_shows_them(llmlaunch: CommandLine) -> None:
     hints = llmlaunch.json(*slow)["hints"]
     assert {"key", "value", "gain"} == set(hints[0])
     assert "hints" not in llmlaunch.json("check", SMALL)
-    assert "Faster" not in llmlaunch("check", "-v", SMALL).stdout

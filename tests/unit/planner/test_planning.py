@@ -21,6 +21,8 @@ from llmlaunch.units import GIB
 from support.plans import gallery_setting, plan_of, setting_for
 from support.recipes import recipe_of
 
+FEW = "layout={tensor: [1, 2], context: 1, micro_batch_size: 1}"
+
 
 def test_the_70b_recipe_is_safe_as_it_ships() -> None:
     plan = plan_of("llama3-70b")
@@ -44,7 +46,7 @@ def test_every_layout_is_chosen_from_or_refused_once(name: str) -> None:
 
 
 def test_planning_twice_gives_the_same_plan() -> None:
-    assert plan_json(make_plan(gallery_setting("llama3-8b"))) == plan_json(plan_of("llama3-8b"))
+    assert plan_json(make_plan(gallery_setting("llama3-8b", FEW))) == plan_json(plan_of("llama3-8b", FEW))
 
 
 def test_pins_narrow_the_space_and_are_kept() -> None:
@@ -125,8 +127,8 @@ def test_with_enough_runs_of_its_own_a_store_decides_and_the_floor_stays_free(ra
 
 def test_measured_runs_change_nothing_where_the_recipe_names_a_share() -> None:
     bound = RatioBound(30, 1.01, "risk 0.05 by 30 comparable runs")
-    plan = make_plan(gallery_setting("llama3-8b", "memory.limit=0.8", lessons=Lessons(bound=bound)))
-    assert plan_json(plan) == plan_json(plan_of("llama3-8b", "memory.limit=0.8"))
+    plan = make_plan(gallery_setting("llama3-8b", "memory.limit=0.8", FEW, lessons=Lessons(bound=bound)))
+    assert plan_json(plan) == plan_json(plan_of("llama3-8b", "memory.limit=0.8", FEW))
 
 
 def test_a_store_whose_runs_are_of_other_kinds_never_allows_more_than_the_shipped_runs() -> None:
@@ -138,7 +140,7 @@ def test_a_store_whose_runs_are_of_other_kinds_never_allows_more_than_the_shippe
 
 
 def test_host_memory_refuses_with_the_term_and_the_way_out() -> None:
-    plan = plan_of("llama3-8b", "slurm.mem=20G")
+    plan = plan_of("llama3-8b", "slurm.mem=20G", "layout.techniques=asked")
     assert not plan.safe
     assert set(plan.refused) >= {"host_memory"}
     message = str(explain_unsafe(plan))
@@ -181,7 +183,7 @@ def test_on_a_cpu_the_host_holds_what_its_processes_do() -> None:
 
 
 def test_states_offloaded_beyond_the_host_are_taken_back() -> None:
-    offload = ("layout.offload_optimizer=1.0", "layout.zero_stage=1", "slurm.mem=0")
+    offload = (FEW, "layout.offload_optimizer=1.0", "layout.zero_stage=1", "slurm.mem=0")
     plan = plan_of("llama3-8b", *offload, "cluster.base=h100-80gb-x8", "cluster.host_memory_gib=60")
     assert not plan.safe
     message = str(explain_unsafe(plan))

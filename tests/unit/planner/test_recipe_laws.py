@@ -36,7 +36,7 @@ def planned(recipe: dict[str, Any], *overrides: str) -> PlannedRun | str:
             return str(error)
 
 
-@examples(4)
+@examples(2)
 @given(recipes())
 def test_a_recipe_has_a_message_or_a_plan_that_agrees_with_itself_and_is_rendered_if_check_accepts_it(
     recipe: dict[str, Any],
@@ -81,7 +81,7 @@ def refusal_of_render(run: PlannedRun) -> str:
     return ""
 
 
-@examples(4)
+@examples(2)
 @given(recipes(layout=st.just("auto")), st.sampled_from([2, 4]))
 def test_what_is_safe_stays_safe_with_more_memory_and_on_more_nodes(recipe: dict[str, Any], times: int) -> None:
     run = planned(recipe)
