@@ -16,6 +16,7 @@ from llmlaunch.assets import asset
 from llmlaunch.command_lines.command import LaunchProblem
 from llmlaunch.imports.recipe_file import RecipeSource
 from support.command_line import CommandLine
+from support.soak import in_soak
 
 CLUSTER = ("--cluster", "h100-80gb-x8")
 LLAMA = (
@@ -88,7 +89,7 @@ def test_without_an_export_torch_makes_segments_by_its_default(llmlaunch: Comman
     llmlaunch(*command.removeprefix("Next: llmlaunch ").partition("  #")[0].split())
 
 
-@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", *in_soak("PYTORCH_CUDA_ALLOC_CONF")])
 def test_segments_that_expand_are_those_of_the_script(llmlaunch: CommandLine, name: str) -> None:
     text = QWEN.replace("export CUDA_DEVICE", f"export {name}=expandable_segments:True\nexport CUDA_DEVICE")
     assert llmlaunch.json("check", script(text), *CLUSTER)["verdict"] == "safe"
