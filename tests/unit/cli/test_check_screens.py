@@ -85,8 +85,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, columns: int, arguments: tuple[str, .
     return screen.getvalue()
 
 
-@pytest.mark.hints
-@pytest.mark.usefixtures("folder")
+@pytest.mark.usefixtures("folder", "all_hints")
 @pytest.mark.parametrize(
     ("name", "size"), [*((name, "80x24") for name in SCREENS), ("safe", "120x40"), ("plan", "120x40")]
 )
