@@ -50,7 +50,7 @@ LIVES = ("test_injection.py", "test_life.py", "test_power_cut.py", "test_same_al
 JUDGED = ("test_megatron_oracle.py", "test_megatron_models.py", "test_megatron_layers.py")
 # Those whose jobs one process trains, and rehearsals.
 TRAINERS = (
-    *("test_trainer_", "test_own_trainers", "test_rehearsals", "test_techniques_act"),
+    *("test_trainer_", "test_rehearsals", "test_techniques_act"),
     *("test_deepspeed_bytes", "test_deepspeed_rank_alone"),
 )
 

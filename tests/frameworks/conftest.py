@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cpu_training import TrainOnCpu, cpu_trainer
 from judges import (
     TRACED,
     DeepSpeedJudge,
@@ -54,6 +55,13 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """The shipped DeepSpeed script."""
     with trainer_process(tmp_path_factory.mktemp("trainer") / "errors") as run:
         yield run
+
+
+@pytest.fixture(scope="session")
+def train_megatron(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainOnCpu]:
+    """Trains Megatron jobs one after the other, by processes that share one import of Megatron."""
+    with cpu_trainer(tmp_path_factory.mktemp("logs")) as train:
+        yield train
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE, STDOUT
 
 from judges import line_for_line, megatron_python
 
@@ -43,6 +40,7 @@ class CpuJob:
     rendered: tuple[str, ...]
     environment: dict[str, str]
     told_after: int = 0
+    script: str = ""  # a person's own, in place of train.py
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -109,11 +107,3 @@ def train_on_cpu(
     """Train the jobs by a process of their own."""
     with cpu_trainer(folder, seconds, through) as train:
         return train(jobs)
-
-
-def under_torchrun(job: CpuJob, script: Path = MEGATRON_CPU / "train.py") -> subprocess.Popen[str]:
-    """Start one job as a node does; all output of its ranks comes out of one pipe."""
-    command = [str(megatron_python()), "-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={job.processes}"]
-    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", str(script), *job.words]
-    environment = {**os.environ, **job.environment}
-    return subprocess.Popen(command, env=environment, stdout=PIPE, stderr=STDOUT, text=True)

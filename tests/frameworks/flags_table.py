@@ -138,7 +138,7 @@ def _traced_flags() -> set[str]:
 
 
 def trained_flags() -> set[str]:
-    """Those the declared jobs are rendered with, and those of the trainer of one's own (test_own_trainers.py)."""
+    """Those the declared jobs are rendered with, and those of one's own trainer (test_megatron_own_trainer.py)."""
     declared = (*jobs(Path("/checkpoints"), TRAINED), cpu_job("own", own_job(Path("/data")), SHARED))
     return set().union(*(flags_of(job.rendered) for job in declared))
 

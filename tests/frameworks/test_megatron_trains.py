@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from cpu_training import TrainedJob, TrainOnCpu, cpu_trainer
+from cpu_training import TrainedJob, TrainOnCpu
 from judges import FRAMEWORKS
 from trained_cases import (
     CASES,
@@ -44,7 +43,7 @@ from llmlaunch.imports.logs import read_logs
 from llmlaunch.layout import Layout
 from llmlaunch.node.checkpoint_folder import CheckpointFolder, Skipped
 from llmlaunch.recipe.load import load_recipe
-from support.soak import share
+from support.soak import in_soak, share
 from support.step_lines import parser_of
 
 pytestmark = pytest.mark.frameworks
@@ -52,23 +51,18 @@ pytestmark = pytest.mark.frameworks
 
 TRAINED = share(CASES, lambda case: case.chosen)
 GALLERY = sorted(path for path in asset("recipes").glob("*.yaml") if load_recipe(path).backend.name == "megatron-lm")
-CHOSEN = ("deepseek-v3", "gpt-oss-20b", "llama3.1-70b-h200")
+CHOSEN = ("deepseek-v3", "gpt-oss-20b")
 GALLERY_TRAINED = share([path for path in GALLERY if path.stem in GALLERY_LAYOUTS], lambda path: path.stem in CHOSEN)
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainOnCpu]:
-    """Trains every job of this module, one after the other, by processes that share one import of Megatron."""
-    with cpu_trainer(tmp_path_factory.mktemp("logs")) as train:
-        yield train
-
-
-@pytest.fixture(scope="module")
-def trained(train: TrainOnCpu, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainedJob]:
+def trained(
+    train_megatron: TrainOnCpu, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, TrainedJob]:
     folder = tmp_path_factory.mktemp("megatron")
     for suffix in (".bin", ".idx"):
         shutil.copy(dataset.with_suffix(suffix), folder / f"{DATASET}{suffix}")
-    return train([*jobs(folder, TRAINED), *gallery_jobs(GALLERY_TRAINED)])
+    return train_megatron([*jobs(folder, TRAINED), *gallery_jobs(GALLERY_TRAINED)])
 
 
 @pytest.mark.parametrize("model", models_of(TRAINED))
@@ -125,19 +119,19 @@ def test_it_reads_an_indexed_dataset(trained: dict[str, TrainedJob]) -> None:
 
 
 def test_told_to_end_it_saves_and_goes_on_under_any_split(
-    train: TrainOnCpu, trained: dict[str, TrainedJob], tmp_path: Path
+    train_megatron: TrainOnCpu, trained: dict[str, TrainedJob], tmp_path: Path
 ) -> None:
-    """One rank alone is told, and all agree. Then as before, and split by tensors; and another, which goes on from a
-    non-persistent checkpoint, the one before the last."""
-    told = train([replace(long_job("told", tmp_path / "told"), told_after=3)])["told"]
+    """One rank alone is told, and all agree. Then split by tensors, in `make soak` also as before; and another, which
+    goes on from a non-persistent checkpoint, the one before the last."""
+    told = train_megatron([replace(long_job("told", tmp_path / "told"), told_after=3)])["told"]
     assert told.codes == (0, 0), told.complaint()
     saved = int((tmp_path / "told" / "latest_checkpointed_iteration.txt").read_text())
     assert 3 <= saved < LONG, told.complaint()
     shutil.copytree(tmp_path / "told", tmp_path / "copy")
-    again = long_job("again", tmp_path / "told")
+    again = in_soak(long_job("again", tmp_path / "told"))
     otherwise = long_job("otherwise", tmp_path / "copy", Layout(tensor=2, zero_stage=1))
     earlier = long_job("earlier", died_with_its_last_save_torn(trained[UNDISTURBED], tmp_path / "died"))
-    for one in train([again, otherwise, earlier]).values():
+    for one in train_megatron([*again, otherwise, earlier]).values():
         begun_at = 10 if one.job.name == "earlier" else saved
         first, second, *rest = trained[UNDISTURBED].losses[begun_at:]
         assert one.codes == (0, 0), one.complaint()

@@ -11,6 +11,7 @@ import pytest
 
 from support.launched_node import ENVIRONMENTS, PORT, LaunchedNode
 from support.node_rig import ATTEMPT, NodeRig, archive, cpu_node  # noqa: F401
+from support.soak import share
 
 pytestmark = pytest.mark.frameworks
 
@@ -45,7 +46,10 @@ def variables_in(folder: Path) -> dict[int, dict[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("own", [{}, {"OMP_NUM_THREADS": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}], ids=["", "own"])
+THREADS, HANDLING = {"OMP_NUM_THREADS": "3"}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
+
+
+@pytest.mark.parametrize("own", share((HANDLING, THREADS), (HANDLING,)), ids=lambda own: next(iter(own)))
 def test_a_rank_finds_the_variables_that_torchrun_sets(
     cpu_node: NodeRig,  # noqa: F811
     tmp_path: Path,

@@ -91,16 +91,6 @@ def test_a_deepspeed_rank_is_traced_recorded_and_followed() -> None:
     assert answer["recorded"] is not None
 
 
-def test_what_megatron_refuses_is_said_in_its_own_words() -> None:
-    words = 'backend={name: megatron-lm, extra_args: ["--no-such-flag", "1"]}'
-    answer = rehearse_traced(str(asset("recipes", "llama3-8b.yaml")), words)
-    assert answer.returncode == 2
-    assert answer.stdout == ""
-    assert "Megatron-LM refuses these arguments" in answer.stderr
-    assert "--no-such-flag" in answer.stderr
-    assert "Traceback" not in answer.stderr
-
-
 SMALL = (
     "model={{num_layers: {layers}, hidden_size: 64, ffn_hidden_size: 160, num_attention_heads: 4, num_query_groups: 2, "
     "vocab_size: {vocabulary}}}"

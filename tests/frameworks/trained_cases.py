@@ -166,7 +166,7 @@ def models_of(cases: Sequence[TrainedCase]) -> list[str]:
 CASES = (
     TrainedCase("llama", PAIR, fresh=True),
     TrainedCase("llama", SHARED),
-    TrainedCase("llama", SHARED, ("training.precision=bf16", "training.gradient_dtype=bf16"), 5e-3, chosen=True),
+    TrainedCase("llama", SHARED, ("training.precision=bf16", "training.gradient_dtype=bf16"), 5e-3),
     TrainedCase("llama", Layout(data=2, zero_stage=2), ("layout.zero_stage=2",), fresh=True),
     TrainedCase("llama", Layout(data=2, zero_stage=3), ("layout.zero_stage=3",), fresh=True, chosen=True),
     TrainedCase("llama", Layout(tensor=2, sequence_parallel=1)),
@@ -209,11 +209,11 @@ CASES = (
     ),
     TrainedCase("llama", SOME, ("layout={recompute: selective, recompute_modules: [mlp, layernorm]}",)),
     TrainedCase("gpt", Layout(tensor=2, data=2, zero_stage=1)),
-    TrainedCase("gpt", Layout(pipeline=2, micro_batch_size=2), chosen=True),
+    TrainedCase("gpt", Layout(pipeline=2, micro_batch_size=2)),
     TrainedCase("qwen", Layout(tensor=2, recompute=RECOMPUTE_SELECTIVE)),
     TrainedCase("mixture", Layout(data=2, expert=2), ("layout.token_dispatcher=allgather",)),
-    TrainedCase("mixture", Layout(data=2, expert=2, zero_stage=1)),
-    TrainedCase("mixture", Layout(tensor=2, data=2, expert=2, sequence_parallel=1, zero_stage=1), chosen=True),
+    TrainedCase("mixture", Layout(data=2, expert=2, zero_stage=1), chosen=True),
+    TrainedCase("mixture", Layout(tensor=2, data=2, expert=2, sequence_parallel=1, zero_stage=1)),
     TrainedCase(
         "mixture",
         Layout(data=2, expert=2),
@@ -230,9 +230,7 @@ CASES = (
     ),
     TrainedCase("mixture", Layout(data=2, expert=2), GPT_OSS, None, fresh=True),
     TrainedCase("mixture", ALONE, ("model.moe.topk=1", "model.moe.router.weighted_inputs=true"), None, fresh=True),
-    TrainedCase(
-        "deepseek", Layout(pipeline=3, layers_by_stage=(2, 2, 0)), ("layout.mtp_stage=before-last",), chosen=True
-    ),
+    TrainedCase("deepseek", Layout(pipeline=3, layers_by_stage=(2, 2, 0)), ("layout.mtp_stage=before-last",)),
     TrainedCase("deepseek", Layout(data=2, expert=2, zero_stage=1)),
     TrainedCase("deepseek", Layout(pipeline=2, layers_by_stage=(2, 2))),
     TrainedCase("deepseek", ALONE, ("model.rope_scaling=null",), None, fresh=True),

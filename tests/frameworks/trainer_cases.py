@@ -11,7 +11,7 @@ Of a case that is "alone" rank 0 is started by itself, as rank_alone.py starts i
 end SIGTERM is sent after three steps, to all ranks of one that is "pestered" again and again until they end. A case may
 have an "environment". A "weighed" case answers with what rank 0 held (weigh), too; of a "saved" one
 only a forward and backward pass is counted (saved_bytes.py), and instead of training, engines are for what is "counted"
-(deepspeed_bytes.py).
+(deepspeed_bytes.py). Of a case whose ranks are "refusing" these refuse after they have joined the others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 from deepspeed.runtime.sequence_parallel import ulysses_sp  # noqa: F401
 
 import checkpoints
+import group
 import train
 
 TOLD_AFTER = 3  # steps
@@ -128,6 +130,9 @@ def start(rank: int, case: dict[str, Any], port: int, words: list[str], folder: 
         elif case.get("counted"):
             deepspeed_bytes.print_counts(case["counted"])
             code = 0
+        elif case.get("refusing"):
+            refuse(rank, case["refusing"], case["meeting_seconds"])
+            code = 0
         else:
             train.main(words)
     except SystemExit as end:
@@ -138,6 +143,16 @@ def start(rank: int, case: dict[str, Any], port: int, words: list[str], folder: 
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def refuse(rank: int, refusing: list[int], seconds: int) -> None:
+    """A rank that does not refuse stays longer than the others wait for it."""
+    group.MEETING = timedelta(seconds=seconds)
+    group.join()
+    if rank in refusing:
+        time.sleep(rank)
+        group.refuse("the data has gone")
+    time.sleep(4 * seconds)
 
 
 def watch(folder: Path, rank: int, weighed: bool) -> None:

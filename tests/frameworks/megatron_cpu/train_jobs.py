@@ -1,8 +1,10 @@
 """Trains several Megatron jobs on the CPU, one after the other; each rank is a process, as torchrun would start it.
 
-    echo '{"name": "pair", "processes": 2, "words": ["--num-layers", "4", ...], "environment": {}, "told_after": 0}' |
+    echo '{"name": "pair", "processes": 2, "words": ["--num-layers", "4", ...], "environment": {}, "told_after": 0,
+        "script": ""}' |
         .venv-frameworks/bin/python train_jobs.py --logs FOLDER
 
+`script` is a person's own trainer, in place of train.py.
 One job a line in, one line out as each is done: {"name", "codes", "logs"}: exit code and log file of each rank, whose
 place the environment of a job may override. A rank's log ends with what it did: {"forward", "backward",
 "optimizer_steps", "states"}. The frameworks are imported once, and so is torch's compiler, which every
@@ -17,6 +19,7 @@ import gc
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import sys
@@ -69,8 +72,12 @@ def _run_rank(job: Job, rank: int, port: int, log: Path) -> None:
     del sys.modules["__main__"].__file__  # or what a checkpoint's writer spawns would import all of this once more
     code = 1
     try:
-        train.train(job["words"])
-        print(json.dumps(COUNTS))
+        if job["script"]:
+            sys.argv = [job["script"], *job["words"]]
+            runpy.run_path(job["script"], run_name="__main__")
+        else:
+            train.train(job["words"])
+            print(json.dumps(COUNTS))
         code = 0
     except SystemExit as end:  # Megatron's parser exits where it refuses an argument, its signal handler where it saved
         code = end.code if isinstance(end.code, int) else 1 if end.code else 0

@@ -70,6 +70,10 @@ def a_step_that_is_not_taken() -> None:
     megatron_rank.training.train_step = once
 
 
+def an_argument_of_nobody() -> None:
+    RANK.extend(("--no-such-flag", "1"))
+
+
 def numbers_of_fp16() -> None:
     """Which leaves nothing out, but for the overflow that an invented number would be."""
     RANK[RANK.index("--bf16")] = "--fp16"
@@ -85,17 +89,19 @@ BREAKS: dict[str, Callable[[], None]] = {
         an_optimizer_that_does_nothing,
         an_overflow,
         a_step_that_is_not_taken,
+        an_argument_of_nobody,
     )
 }
 
 
 def traced(job: dict[str, Any]) -> dict[str, Any]:
     BREAKS[job["name"]]()
+    complaints = io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaints):
             return {"name": job["name"], "trace": megatron_rank.trace(RANK, 1, 0)}
     except (Exception, SystemExit) as error:
-        return {"name": job["name"], "failure": trace_checks.failure_of(error)}
+        return {"name": job["name"], "failure": trace_checks.failure_of(error, complaints.getvalue())}
 
 
 def main() -> None:
