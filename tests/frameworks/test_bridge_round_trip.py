@@ -14,6 +14,7 @@ from judges import TRACED, line_for_line, megatron_python
 from llmlaunch.frameworks.bridge.backend import MegatronBridge
 from llmlaunch.layout import Layout
 from support.recipes import recipe_of
+from support.soak import in_soak
 from support.words import word_tokenizer
 
 pytestmark = pytest.mark.frameworks
@@ -72,7 +73,7 @@ def round_trip() -> Iterator[RoundTrip]:
         yield come_back
 
 
-@pytest.mark.parametrize(("config", "tensors"), [(DENSE, 21), (MIXTURE, 45)], ids=["dense", "mixture"])
+@pytest.mark.parametrize(("config", "tensors"), [(MIXTURE, 45), *in_soak((DENSE, 21))])
 def test_trained_weights_come_back_to_hugging_face(
     round_trip: RoundTrip, tmp_path: Path, config: dict[str, Any], tensors: int
 ) -> None:

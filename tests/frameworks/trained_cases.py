@@ -134,7 +134,7 @@ INDEXED = "llama of an indexed dataset"
 def _job_of_data(folder: Path) -> CpuJob:
     """On the dataset of the fixture `dataset`, whose tokens are below 1000."""
     data = f"data={{path: {folder / DATASET}, cache_path: {folder / 'cache'}}}"
-    return cpu_job(INDEXED, recipe_for("llama", (data, "model.vocab_size=1000")), SHARED)
+    return cpu_job(INDEXED, recipe_for("llama", (data, "model.vocab_size=1000")), ALONE)
 
 
 UNDISTURBED = "llama undisturbed"
@@ -169,7 +169,7 @@ CASES = (
     TrainedCase("llama", SHARED, ("training.precision=bf16", "training.gradient_dtype=bf16"), 5e-3),
     TrainedCase("llama", Layout(data=2, zero_stage=2), ("layout.zero_stage=2",), fresh=True),
     TrainedCase("llama", Layout(data=2, zero_stage=3), ("layout.zero_stage=3",), fresh=True, chosen=True),
-    TrainedCase("llama", Layout(tensor=2, sequence_parallel=1)),
+    TrainedCase("llama", Layout(tensor=2, sequence_parallel=1), chosen=True),
     # The fused loss gives its gradient in bf16, whatever the model computes in (fusions/fused_cross_entropy.py, 0.19).
     TrainedCase("llama", Layout(tensor=2), ("layout.loss=native",), 2e-3),
     TrainedCase(
@@ -188,7 +188,7 @@ CASES = (
         None,
         fresh=True,
     ),
-    TrainedCase("llama", Layout(tensor=2, pipeline=2, recompute=RECOMPUTE_FULL, recompute_layers=1), chosen=True),
+    TrainedCase("llama", Layout(tensor=2, pipeline=2, recompute=RECOMPUTE_FULL, recompute_layers=1)),
     TrainedCase(
         "llama",
         ALONE,
