@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.node_rig import build
+from support.soak import share
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--steps", "3", "--warm-up", "1", "--layers", "1", "--hidden", "64", "--tokens", "8", "--batch", "1")
@@ -33,23 +34,31 @@ def record(script: str, folder: Path, *words: str, **environment: str) -> dict[s
     return found
 
 
-def test_the_cost_of_the_probe_is_a_ratio_of_pairs(tmp_path: Path) -> None:
-    found = record("probe_cost.py", tmp_path, "--pairs", "1")
+def cost_of_the_probe(folder: Path, fake_libcuda: Path) -> None:
+    found = record("probe_cost.py", folder, "--pairs", "1")
     assert (found["what"], found["steps"], found["torch"][:2]) == ("probe_cost", 3, "2.")
     assert found["ratio"] == found["with_probe_step_seconds"][0] / found["without_step_seconds"][0]
 
 
-def test_torch_and_nvml_are_compared(tmp_path: Path, fake_libcuda: Path) -> None:
-    library = build(tmp_path / "driver")
+def torch_against_nvml(folder: Path, fake_libcuda: Path) -> None:
+    library = build(folder / "driver")
     uuid = "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0"
-    (tmp_path / "scenario").write_text(f"gpu uuid={uuid} used=9G\n")
-    driver = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCENARIO": str(tmp_path / "scenario")}
-    found = record("torch_against_nvml.py", tmp_path / "records", FAKE_LIBCUDA=str(fake_libcuda), **driver)
+    (folder / "scenario").write_text(f"gpu uuid={uuid} used=9G\n")
+    driver = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_SCENARIO": str(folder / "scenario")}
+    found = record("torch_against_nvml.py", folder / "records", FAKE_LIBCUDA=str(fake_libcuda), **driver)
     assert found["probe"]["allocated_peak_bytes"] == found["trainer"]["allocated_peak_bytes"] == 4 * GIB
     assert found["differences"]["probe_allocated_less_trainer"] == 0
     assert found["differences"]["probe_reserved_less_trainer"] == 0
     assert (found["probe"]["uuid"], found["nvml"]["device_peak_bytes"]) == (uuid, 9 * GIB + GIB // 2)
     assert found["nvml"]["samples"] > 0
+
+
+RECORDS = {"cost_of_the_probe": cost_of_the_probe, "torch_against_nvml": torch_against_nvml}
+
+
+@pytest.mark.parametrize("what", share(RECORDS, ("torch_against_nvml",)))
+def test_a_record_says_what_was_compared(what: str, tmp_path: Path, fake_libcuda: Path) -> None:
+    RECORDS[what](tmp_path, fake_libcuda)
 
 
 def test_a_transformer_is_traced_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
