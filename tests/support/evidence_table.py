@@ -34,10 +34,14 @@ class Observation:
     run: EvidenceRun
 
 
+def evidence_records() -> list[Record]:
+    """Return the records that the table is made of."""
+    return [record for name in FILES for record in read_records(MEASUREMENTS / name)]
+
+
 def evidence_table() -> str:
     """Return the file as text: a run a line, the citations by source."""
-    records = [record for name in FILES for record in read_records(MEASUREMENTS / name)]
-    scores = scores_of(records, machines())
+    scores = scores_of(evidence_records(), machines())
     runs = evidence_runs(scores)
     citations: dict[str, list[str]] = {}
     for scored in scores:
@@ -60,11 +64,11 @@ def evidence_runs(scores: Iterable[ScoredRecord]) -> list[EvidenceRun]:
     for scored in scores:
         observation = _observation(scored)
         if observation is not None:
-            by_configuration.setdefault(_configuration_key(scored.record), []).append(observation)
+            by_configuration.setdefault(configuration_key(scored.record), []).append(observation)
     return [run for observations in by_configuration.values() for run in _most_telling(observations)]
 
 
-def _configuration_key(record: Record) -> str:
+def configuration_key(record: Record) -> str:
     """Return a text that is equal for records that agree in everything that was chosen."""
     return json.dumps({key: record.get(key) for key in CONFIGURATION}, sort_keys=True)
 

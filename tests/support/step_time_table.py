@@ -35,15 +35,15 @@ FEWEST = 4  # runs of a kind that have a spread
 
 
 @cache
-def errors_of_kinds() -> dict[JobKind, list[tuple[str, float]]]:
-    """Return for each kind of job the families of its timed records and the logarithms of measured over predicted
-    seconds. Records whose step waits for a loader that makes masks are left out: no rendered job has such a loader, and
-    hosts differ by a factor of two in it."""
+def errors_of_kinds(backend: str = "") -> dict[JobKind, list[tuple[str, float]]]:
+    """Return for each kind of job, or for those of one backend, the families of its timed records and the logarithms of
+    measured over predicted seconds. Records whose step waits for a loader that makes masks are left out: no rendered
+    job has such a loader, and hosts differ by a factor of two in it."""
     clusters = machines()
     kinds: dict[JobKind, list[tuple[str, float]]] = defaultdict(list)
     for name in FILES:
         for record in read_records(MEASUREMENTS / name):
-            if any(record.get(figure) for figure in TIMED):
+            if any(record.get(figure) for figure in TIMED) and record["backend"].startswith(backend):
                 _add(kinds, score(record, clusters))
     return kinds
 
@@ -65,9 +65,13 @@ def _add(kinds: dict[JobKind, list[tuple[str, float]]], scored: ScoredRecord) ->
 
 def step_time_table() -> str:
     """Return the file as text, a kind a line."""
-    ordered = sorted(errors_of_kinds().items(), key=lambda pair: str(pair[0]))
-    lines = [json.dumps(_row(kind, found)) for kind, found in ordered]
-    return '{"kinds": [\n' + ",\n".join(lines) + "\n]}\n"
+    return '{"kinds": [\n' + ",\n".join(step_time_rows()) + "\n]}\n"
+
+
+def step_time_rows(backend: str = "") -> list[str]:
+    """Return the lines of the file, or those of one backend."""
+    ordered = sorted(errors_of_kinds(backend).items(), key=lambda pair: str(pair[0]))
+    return [json.dumps(_row(kind, found)) for kind, found in ordered]
 
 
 def _row(kind: JobKind, found: Sequence[tuple[str, float]]) -> dict[str, object]:

@@ -86,7 +86,7 @@ def test_nothing_is_corrected_where_nothing_is_off_and_the_runs_still_give_a_mar
     assert result.data.runs == 60
 
 
-SEEDS, FRESH = 16 if SOAK else 8, 12
+SEEDS, FRESH = 16 if SOAK else 4, 12
 
 
 @pytest.mark.parametrize("bias", [BOTH, replace(BOTH, outside_bytes=2.5 * GIB)], ids=["few deaths", "many deaths"])
@@ -265,7 +265,7 @@ def test_the_newest_configurations_count_and_no_more_than_that_many(monkeypatch:
     assert left_out == {"older than the newest 20 configurations": 10}
 
 
-SITES, RISK = 12 if SOAK else 4, 0.1
+SITES, RISK = 12 if SOAK else 2, 0.1
 BIAS, SPREAD = 0.05, 0.04  # of a layout's true need over its prediction
 Option = tuple[dict[str, Any], Prediction]
 

@@ -8,9 +8,12 @@ import pytest
 
 from support.plans import ADVICE_LIMITS, spend
 from support.public_scripts import PublicScript, outcome_of, public_scripts
+from support.soak import share
+
+SCRIPTS = public_scripts()
 
 
-@pytest.mark.parametrize("script", public_scripts(), ids=lambda script: script.name)
+@pytest.mark.parametrize("script", share(SCRIPTS, SCRIPTS[1::3]), ids=lambda script: script.name)
 def test_a_public_script_has_the_right_answer_whose_source_is_named(
     script: PublicScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from llmlaunch.report.plan_page import plan_page, write_plan_page
 from llmlaunch.units import gib
 from support.page_elements import Elements
 from support.plans import gallery_setting
+from support.soak import in_soak
 from support.tight import ONE_LAYOUT, RECIPE, hand_made_limit, judge_by, needed_gib
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
@@ -128,8 +129,10 @@ def test_a_tight_plan_and_one_that_fits_nowhere_have_a_page(monkeypatch: pytest.
     assert "tight (risk not known): it fits the card" in page
 
 
-def test_it_stays_small_where_the_space_is_large() -> None:
-    assert len(drawn(gallery_setting("deepseek-v3", "layout={techniques: asked}"))) < 600_000
+@pytest.mark.parametrize("name", ["llama3-405b-b200", *in_soak("deepseek-v3")])
+def test_it_stays_small_where_the_space_is_large(name: str) -> None:
+    """The grid of either has 224 cells."""
+    assert len(drawn(gallery_setting(name, "layout={techniques: asked}"))) < 600_000
 
 
 def test_another_ending_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:

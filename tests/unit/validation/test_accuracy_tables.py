@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from llmlaunch.accuracy.summary import grouped
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
 from llmlaunch.report.accuracy_text import accuracy_text
+from support.soak import SOAK, share
 from validation.accuracy_tables import (
     END,
     MEASUREMENTS,
@@ -26,11 +28,16 @@ from validation.accuracy_tables import (
 from validation.anchors import anchor_summary
 from validation.scoring import scores_of
 
+RECORDS = [record for file in sorted(MEASUREMENTS.glob("*.jsonl")) for record in read_records(file)]
+FAMILIES = share(
+    dict.fromkeys(record["family"] for record in RECORDS),
+    ("SimuMax", "stas00", "torchtitan", "megatron-lm-goldens", "fujii-grid-A100-40GB"),
+)
+
 
 @pytest.fixture(scope="module")
 def found() -> list[ScoredRecord]:
-    records = [record for file in sorted(MEASUREMENTS.glob("*.jsonl")) for record in read_records(file)]
-    return scores_of(records, machines())
+    return scores_of([record for record in RECORDS if record["family"] in FAMILIES], machines())
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +47,11 @@ def answer(found: list[ScoredRecord]) -> dict[str, Any]:
 
 def test_the_tables_of_the_accuracy_page_are_those_of_a_fresh_run(answer: dict[str, Any]) -> None:
     written = PAGE.read_text("utf-8").split(START)[1].split(END)[0].strip()
-    assert written == accuracy_markdown(answer), "run: make accuracy-table"
+    fresh = accuracy_markdown(answer)
+    of_families = [line for line in fresh.splitlines() if line.startswith(tuple(f"| {name} |" for name in FAMILIES))]
+    assert len(of_families) >= len(FAMILIES)
+    assert set(of_families) <= set(written.splitlines()), "run: make accuracy-table"
+    assert not SOAK or written == fresh, "run: make accuracy-table"
 
 
 def test_no_measured_run_is_refused_for_a_field_it_has_always_had(found: list[ScoredRecord]) -> None:
@@ -48,8 +59,12 @@ def test_no_measured_run_is_refused_for_a_field_it_has_always_had(found: list[Sc
 
 
 def test_the_readme_says_how_far_off_predictions_are(answer: dict[str, Any]) -> None:
+    """In make test its words, in make soak its numbers."""
     written = " ".join((ROOT / "README.md").read_text("utf-8").split())
-    assert accuracy_sentence(answer) in written
+    sentence = accuracy_sentence(answer)
+    if not SOAK:
+        sentence, written = (re.sub(r"\d+(\.\d+)?", "N", text) for text in (sentence, written))
+    assert sentence in written
 
 
 def test_the_anchors_stand_beside_the_same_records(found: list[ScoredRecord], answer: dict[str, Any]) -> None:

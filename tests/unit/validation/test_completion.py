@@ -169,10 +169,17 @@ def one_of_each_backend() -> list[dict[str, Any]]:
 
 
 ONE_OF_EACH = one_of_each_backend()
+ONE_IN = 4  # fields of a record in `make test`; the next record has the next ones
 
 
 def without_one(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The record with each field set to null in turn."""
+    for number, one in enumerate(every_one_null(record)):
+        if SOAK or number % ONE_IN == ONE_OF_EACH.index(record) % ONE_IN:
+            yield one
+
+
+def every_one_null(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, value in record.items():
         if name in TOLD:
             continue
