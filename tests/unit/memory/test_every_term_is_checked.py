@@ -13,15 +13,15 @@ import importlib
 import inspect
 import itertools
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from cProfile import Profile
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from pkgutil import iter_modules
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -197,18 +197,10 @@ def checks_by_function() -> dict[CodeType, list[Check]]:
 
 
 def _functions_run(check: Check) -> set[CodeType]:
-    functions: set[CodeType] = set()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(ROOMS):
-            functions.add(frame.f_code)
-
-    sys.setprofile(note)
-    try:
+    with Profile(subcalls=False, builtins=False) as profile:
         check.run()
-    finally:
-        sys.setprofile(None)
-    return functions
+    codes = (entry.code for entry in profile.getstats())
+    return {code for code in codes if isinstance(code, CodeType) and code.co_filename.startswith(ROOMS)}
 
 
 # What may be left out unnoticed, and why that is no slip.
