@@ -1,5 +1,5 @@
 """The whole loop on this machine, for real: plan, render, train, measure, collect, compare. It is typed from the
-tutorial of the docs, from beginning to end, which shows what llmlaunch prints."""
+tutorial of the docs, from beginning to end, which shows what llmlaunch prints. `make test` trains fewer steps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from llmlaunch.assets import asset
 from support.command_line import data_folders, run_llmlaunch
 from support.screens import missing_words
 from support.snippets import DOCS, walk
+from support.soak import SOAK
 
 RECIPE = asset("recipes", "quickstart.yaml")
-STEPS = 10
+STEPS = 10 if SOAK else 5
 
 pytestmark = pytest.mark.frameworks
 
@@ -40,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def printed(home: Path) -> dict[str, str]:
     """What the tutorial's pictures show, as printed here."""
-    return walk(DOCS / "tutorial.md", home, **folders(home))
+    return walk(DOCS / "tutorial.md", home, instead={"training.steps=10": f"training.steps={STEPS}"}, **folders(home))
 
 
 @pytest.fixture(scope="module")

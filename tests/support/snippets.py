@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -139,11 +139,20 @@ def named_options_mistake(text: str) -> str:
     return f"{command[1].info_name} has no {', '.join(sorted(options - known))}" if options - known else ""
 
 
-def walk(page: Path, folder: Path, places: Sequence[str] = ("here",), **environment: str) -> dict[str, str]:
+def walk(
+    page: Path,
+    folder: Path,
+    places: Sequence[str] = ("here",),
+    instead: Mapping[str, str] | None = None,
+    **environment: str,
+) -> dict[str, str]:
     """Type a page's snippets of these places in a folder, one after the other; return what those printed that have a
-    picture, by its name."""
-    printed = {}
-    for snippet in snippets_of(page):
+    picture, by its name. `instead` has words to type for some of the page's."""
+    printed, found = {}, snippets_of(page)
+    for old, new in (instead or {}).items():
+        assert any(old in snippet.text for snippet in found), f"{page.name} has no {old}"
+        found = [replace(snippet, text=snippet.text.replace(old, new)) for snippet in found]
+    for snippet in found:
         if snippet.place in places or snippet.file:
             output = type_snippet(snippet, folder, environment)
             if snippet.picture:

@@ -1,5 +1,6 @@
-"""A hundred minutes of the simulated week of `make soak` on eight nodes, with a stop every quarter of an hour: the rendered script
-and the real node.pyz bring the training back after every one, and all that the simulator checks holds."""
+"""A hundred minutes of the simulated week of `make soak` on eight nodes, with a stop every quarter of an hour: the
+rendered script and the real node.pyz bring the training back after every one, and all that the simulator checks
+holds."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ KINDS = {"crash", "node loss", "hang", "slow node", "NaN"}
 
 
 def test_a_training_comes_back_after_every_stop_and_loses_no_more_than_a_save_interval(tmp_path: Path) -> None:
-    words = ["--nodes", "8", "--days", str(MINUTES / 24 / 60), "--each-minutes", "15", "--save-minutes", "10", "--seed", "3"]
-    command = [sys.executable, str(ROOT / "benchmarks/week"), *words, "--json", str(tmp_path / "week.json")]
+    often = ["--each-minutes", "15", "--save-minutes", "10", "--seed", "3"]
+    words = ["--nodes", "8", "--days", str(MINUTES / 24 / 60), *often, "--json", str(tmp_path / "week.json")]
+    command = [sys.executable, str(ROOT / "benchmarks/week"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     week = json.loads((tmp_path / "week.json").read_text())
