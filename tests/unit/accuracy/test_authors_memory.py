@@ -10,9 +10,13 @@ import pytest
 
 from support.authors_memory import PAGE, authors_rows, predicted_gib, with_table
 from support.plans import ADVICE_LIMITS, spend
+from support.soak import share
 
 
-@pytest.mark.parametrize("row", authors_rows(), ids=lambda row: row["name"])
+ROWS = authors_rows()
+
+
+@pytest.mark.parametrize("row", share(ROWS, ROWS[::2]), ids=lambda row: row["name"])
 def test_the_recorded_prediction_is_todays(
     row: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
