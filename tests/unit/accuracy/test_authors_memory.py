@@ -12,7 +12,6 @@ from support.authors_memory import PAGE, authors_rows, predicted_gib, with_table
 from support.plans import ADVICE_LIMITS, spend
 from support.soak import share
 
-
 ROWS = authors_rows()
 
 
