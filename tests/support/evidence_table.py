@@ -49,7 +49,7 @@ def evidence_table() -> str:
         if place not in citations.setdefault(scored.record["family"], []):
             citations[scored.record["family"]].append(place)
     sources = {name: citations[name][:4] for name in sorted({run.source for run in runs})}
-    lines = ",\n".join(json.dumps(_row(run)) for run in runs)
+    lines = ",\n".join(json.dumps(row_of(run)) for run in runs)
     head = json.dumps(sources, indent=1)
     columns = json.dumps(
         ["id", "source", "backend", "mixture", "narrow", "capability", "outcome", "predicted", "shortfall"]
@@ -114,7 +114,7 @@ def _run(record: dict, job: JobClass, outcome: str, predicted: int, shortfall: i
     return EvidenceRun(record["id"], record["family"], job, outcome, predicted, shortfall)
 
 
-def _row(run: EvidenceRun) -> list[object]:
+def row_of(run: EvidenceRun) -> list[object]:
     job = run.job
     return [
         *(run.id, run.source, job.backend, job.mixture, job.narrow, job.capability),
