@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import resource
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ def events(node: NodeRig) -> list[str]:
 
 def peak_gib(line: dict[str, Any]) -> float:
     return float(line["gpus"][0]["device_peak_bytes"] / GIB)
+
+
+def has_peak(gib: float, line: dict[str, Any]) -> bool:
+    return bool(line.get("gpus")) and peak_gib(line) == gib
 
 
 def terminated(monitor: Any) -> str:
@@ -55,7 +60,7 @@ def test_what_a_disk_refuses_is_written_once_it_is_well(gpu_node: NodeRig, fault
         gpu_node.until_sampled("gpu used=2G\n")
         assert all(peak_gib(line) < used for line in gpu_node.lines())
         gpu_node.disk("")
-        gpu_node.until_line(f"{used} GiB", lambda line: line.get("gpus") and peak_gib(line) == used + 0.5)  # noqa: B023
+        gpu_node.until_line(f"{used} GiB", partial(has_peak, used + 0.5))
     end = gpu_node.stop(monitor)
     assert (end["event"], end["dropped"]) == ("end", 0)
     assert len(gpu_node.lines()) == len(gpu_node.peaks_path.read_text().splitlines())

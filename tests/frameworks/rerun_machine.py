@@ -78,9 +78,9 @@ def run(error: str, state: str, node: str, log: str) -> int:
     try:
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
         logging.basicConfig(level=logging.INFO)  # as megatron/training/training.py does
-        os.uname = lambda: ("Linux", node)  # type: ignore[assignment, return-value]
+        os.uname = lambda: os.uname_result(("Linux", node, "", "", ""))
         code = train(error, Path(state))
-    except BaseException:
+    except BaseException:  # a fork must never go on to the next line
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -16,7 +16,6 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import psycopg  # noqa: F401
 from sqlalchemy import Engine, event
 
 import llmlaunch.store.collect
@@ -26,7 +25,7 @@ from llmlaunch.cli.main import main
 
 PATIENCE_SECONDS = 240.0
 FORKS = get_context("forkserver")
-FORKS.set_forkserver_preload([__name__, "pytest", "llmlaunch.cli.measurements", "llmlaunch.cli.runs"])
+FORKS.set_forkserver_preload([__name__, "psycopg", "pytest", "llmlaunch.cli.measurements", "llmlaunch.cli.runs"])
 
 
 class Command:

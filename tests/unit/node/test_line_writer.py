@@ -10,13 +10,14 @@ import pytest
 
 from llmlaunch.node import line_writer
 from llmlaunch.node.files import PeaksFile
-from llmlaunch.node.line_writer import LineWriter
+from llmlaunch.node.line_writer import DiskThread, LineWriter
 
 
-class Disk:
+class Disk(DiskThread):
     """Does what it was given when the test says so: until then it hangs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.tasks: list[Callable[[], None]] = []
 
     def give(self, task: Callable[[], None]) -> None:
@@ -35,7 +36,7 @@ class Rig:
     def __init__(self, place: Path) -> None:
         self.peaks = place / "run" / "peaks" / "node1.jsonl"
         self.disk = Disk()
-        self.writer = LineWriter(self.disk, PeaksFile(self.peaks), 0.0)  # type: ignore[arg-type]
+        self.writer = LineWriter(self.disk, PeaksFile(self.peaks), 0.0)
 
     def put(self, *events: str) -> None:
         for event in events:

@@ -388,9 +388,9 @@ def pipeline_rank_of(run: RunFile, rank: int) -> int | None:
     """Return the pipeline rank of a global rank, or None if the numbers in `run` (run.json) do not fit together.
     Pipeline parallelism is the outermost rank order. A rank that runs alone belongs to the stage for which it was
     started, whatever its number."""
-    own = (run.get("rehearsal") or RehearsedStage()).get("pipeline_rank")
-    if own is not None:
-        return own
+    rehearsed_stage = (run.get("rehearsal") or RehearsedStage()).get("pipeline_rank")
+    if rehearsed_stage is not None:
+        return rehearsed_stage
     pipeline, world = run.get("pipeline"), count_above_zero(run.get("measurement", {}).get("world_size"))
     world = world or (run.get("nodes") or 0) * (run.get("devices_per_node") or 0)
     if not pipeline or not world or world % pipeline or rank >= world:

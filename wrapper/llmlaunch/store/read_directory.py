@@ -200,10 +200,10 @@ class RunRead:
 
 
 def read_directory(directory: Path, known: Mapping[str, KnownRun], named: bool) -> Outcome | RunRead:
-    """What is new in a directory, or the outcome where nothing is. `known` are the runs it may be of.
+    """Return what is new in a directory, or the outcome if nothing is. `known` are the runs that it may belong to.
 
-    Raises UserError where it is no run directory or another's; OSError, ValueError, TypeError and RecursionError where
-    its files cannot be read.
+    Raises UserError if it is no run directory, or the directory of another run; OSError, ValueError, TypeError and
+    RecursionError if its files cannot be read.
     """
     run_id = run_id_of(directory, known, named)
     before = known.get(run_id)

@@ -26,7 +26,7 @@ _MOST_REMARKS = 4
 _LEAST_TABLE = 3
 _LONGEST_TITLE = 4
 _ALL_ROWS = 10_000
-"""What is left on the terminal at the end may scroll."""
+"""The last frame stays on the terminal, and may scroll."""
 _FIRST = ("running", "failed", "unknown", "pending")
 
 
@@ -171,10 +171,10 @@ def _one_run(run: WatchedRun, rows: int, now: float, console: Console, width: in
     if run.gauges:
         head = [*head[: max(1, rows - _LEAST_TABLE - len(foot) - 1)], *_ages(run, now, console, width)]
         room = max(_LEAST_TABLE, rows - len(head) - len(foot))
-        gauges, rest = _fullest(run.gauges, room)
+        gauges, summary = _fullest(run.gauges, room)
         legend = _legend(run, console, width)
-        spare = room - len(gauges) - len(rest) - 1 >= len(legend)
-        return [*head, _gauge_table(gauges, width), *rest, *(legend if spare else ()), *foot]
+        spare = room - len(gauges) - len(summary) - 1 >= len(legend)
+        return [*head, _gauge_table(gauges, width), *summary, *(legend if spare else ()), *foot]
     silent = run.phase not in ("pending", "unknown")
     return [*head, *([_text("no monitor has written yet", "dim")] if silent else []), *foot]
 
@@ -219,15 +219,15 @@ def _fullest(gauges: Sequence[Gauge], rows: int) -> tuple[Sequence[Gauge], list[
     worst = sorted(
         gauges, key=lambda gauge: (bool(gauge.note), gauge.share or 0.0, gauge.peak_bytes or 0), reverse=True
     )
-    shown, rest = worst[: max(1, rows - 2)], worst[max(1, rows - 2) :]
-    shares = [gauge.share for gauge in rest if gauge.share is not None]
+    shown, others = worst[: max(1, rows - 2)], worst[max(1, rows - 2) :]
+    shares = [gauge.share for gauge in others if gauge.share is not None]
     most = f", the fullest at {100 * max(shares):.0f} % of its prediction" if shares else ""
-    return shown, [_text(f"and {len(rest)} more{most}", "dim")]
+    return shown, [_text(f"and {len(others)} more{most}", "dim")]
 
 
 def _gauge_table(gauges: Sequence[Gauge], width: int) -> Table:
-    whole = scale_bytes(gauges)
-    bars = [_text(gauge.note, "bold red") if gauge.note else Bar(gauge, whole) for gauge in gauges]
+    full_bar_bytes = scale_bytes(gauges)
+    bars = [_text(gauge.note, "bold red") if gauge.note else Bar(gauge, full_bar_bytes) for gauge in gauges]
     columns = [
         Column("node", [_text(one_line(gauge.node)[:_LONGEST_NODE]) for gauge in gauges], 3, left=True),
         Column("gpu", [_text(gauge.device) for gauge in gauges], 2),
@@ -256,14 +256,14 @@ def _remarks(run: WatchedRun) -> list[Text]:
 
 def _several_runs(runs: Sequence[WatchedRun], rows: int, now: float, width: int) -> list[RenderableType]:
     """Return a line for each run; if there are too many, for those that run or failed, and a count of the others."""
-    rest: list[Text] = []
+    summary: list[Text] = []
     if len(runs) >= rows:
         ordered = sorted(runs, key=lambda run: _FIRST.index(run.phase) if run.phase in _FIRST else len(_FIRST))
         runs, others = ordered[: max(1, rows - 2)], ordered[max(1, rows - 2) :]
         phases = ", ".join(f"{count} {phase}" for phase, count in Counter(run.phase for run in others).items())
-        rest = [_text(f"and {len(others)} more: {phases}", "dim")]
+        summary = [_text(f"and {len(others)} more: {phases}", "dim")]
     fullest = [run.fullest for run in runs]
-    whole = scale_bytes([gauge for gauge in fullest if gauge is not None])
+    full_bar_bytes = scale_bytes([gauge for gauge in fullest if gauge is not None])
     columns = [
         Column("run", [_text(one_line(run.name)[:_LONGEST_NAME]) for run in runs], 10, left=True),
         Column("job", [_text(run.job) for run in runs], 3),
@@ -275,10 +275,12 @@ def _several_runs(runs: Sequence[WatchedRun], rows: int, now: float, width: int)
         Column("peak GiB", [_gib(gauge.peak_bytes if gauge else None) for gauge in fullest], 1),
         Column("of pred.", [_share(gauge) for gauge in fullest], 7),
         Column("seen", [_seen(run, now) for run in runs], 0),
-        Column("", [Bar(gauge, whole) if gauge else _text("") for gauge in fullest], -1, left=True, flexible=True),
+        Column(
+            "", [Bar(gauge, full_bar_bytes) if gauge else _text("") for gauge in fullest], -1, left=True, flexible=True
+        ),
         Column("", [_reasons(run) for run in runs], 5, left=True, flexible=True),
     ]
-    return [_table(columns, width), *rest]
+    return [_table(columns, width), *summary]
 
 
 def _reasons(run: WatchedRun) -> Text:
