@@ -19,6 +19,7 @@ from llmlaunch.report.run_page import write_run_page
 from support.browser import FAINT_TEXT, INTERACTIVE, SIZES, Browser
 from support.plans import gallery_setting
 from support.report_runs import restarted_run
+from support.soak import in_soak
 from support.store_run_dirs import RunDir
 
 pytestmark = pytest.mark.browser
@@ -30,7 +31,8 @@ window.reached = new Set();
 addEventListener('focusin', (event) => { window.reached.add(Number(event.target.dataset.place)); });
 """
 PAGES = ("plan", "run", "empty", "hostile")
-EVERYWHERE = [(page, size, scheme) for page in PAGES for size in SIZES for scheme in ("light", "dark")]
+SCREENS = (("phone", "light"), ("desktop", "dark"), *in_soak(("phone", "dark"), ("desktop", "light")))
+EVERYWHERE = [(page, *screen) for page in PAGES for screen in SCREENS]
 
 
 @pytest.fixture(scope="module")

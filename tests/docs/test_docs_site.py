@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import http.server
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from support.browser import Browser
 from support.interface_tables import command_reference, python_reference
+from support.soak import in_soak
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -63,22 +63,11 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture
-def chromium() -> Iterator[Any]:
-    """Chromium without a window, which notes what pages print and ask for. It knows no palette of an earlier test."""
-    from selenium import webdriver
-
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    assert browser, "no browser for the test: apt-get install chromium chromium-driver"
-    assert driver, "no browser for the test: apt-get install chromium chromium-driver"
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    opened = Browser(tmp_path_factory.mktemp("profile"))
     yield opened
-    opened.quit()
+    opened.close()
 
 
 def test_every_page_of_the_docs_is_on_the_site(site: Path) -> None:
@@ -108,60 +97,44 @@ def test_references_made_from_the_code_are_current(page: str, reference: object)
     assert (DOCS / page).read_text("utf-8") == reference(), "make docs-tables"
 
 
-SIZES = {"phone": (390, 844), "desktop": (1366, 900)}
-
-
 @pytest.mark.browser
-@pytest.mark.parametrize("colours", ["light", "dark"])
-@pytest.mark.parametrize("device", SIZES)
+@pytest.mark.parametrize(("size", "colours"), [("phone", "light"), ("desktop", "dark")])
 def test_pages_open_without_errors_or_outside_requests_and_fit_the_screen(
-    address: str, chromium: Any, device: str, colours: str
+    address: str, browser: Browser, size: str, colours: str
 ) -> None:
-    width, height = SIZES[device]
-    emulated = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": device == "phone"}
-    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", emulated)
-    scheme = {"name": "prefers-color-scheme", "value": colours}
-    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     wanted = "slate" if colours == "dark" else "default"
     for page in ("index.html", "tutorial.html", "commands.html", "overview.html", "megatron-rules.html"):
-        chromium.get(f"{address}/{page}")
-        assert chromium.find_element("tag name", "h1").is_displayed()
-        wait(chromium, lambda: chromium.execute_script("return document.body.dataset.mdColorScheme") == wanted)
+        browser.open(f"{address}/{page}", size, colours)
+        assert browser.driver.find_element("tag name", "h1").is_displayed()
+        wait(browser, lambda: browser.run("return document.body.dataset.mdColorScheme") == wanted)
         overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert chromium.execute_script(overflow) <= 0, f"{page} is wider than a {device}"
+        assert browser.run(overflow) <= 0, f"{page} is wider than a {size}"
+        wait(browser, lambda: browser.run("return [...document.images].every(image => image.complete)"))
         pictures = "return [...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
-        wait(chromium, lambda: chromium.execute_script("return [...document.images].every(image => image.complete)"))
-        assert chromium.execute_script(pictures) == [], page
-    assert [entry for entry in chromium.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
-    assert {url for url in requested(chromium) if not url.startswith((address, "data:", "blob:"))} == set()
+        assert browser.run(pictures) == [], page
+        assert browser.complaints() == [], page
+        assert [url for url in browser.requests() if not url.startswith((address, "blob:"))] == [], page
+    browser.run("localStorage.clear()")  # where a page keeps its palette
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("device", SIZES)
-def test_search_leads_to_a_page(address: str, chromium: Any, device: str) -> None:
-    width, height = SIZES[device]
-    emulated = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": device == "phone"}
-    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", emulated)
-    chromium.get(f"{address}/index.html")
-    if device == "phone":
-        chromium.find_element("css selector", "label.md-header__button[for=__search]").click()
-    field = chromium.find_element("css selector", "input.md-search__input")
-    wait(chromium, field.is_displayed)
+@pytest.mark.parametrize("size", ["phone", *in_soak("desktop")])
+def test_search_leads_to_a_page(address: str, browser: Browser, size: str) -> None:
+    browser.open(f"{address}/index.html", size)
+    driver = browser.driver
+    if size == "phone":
+        driver.find_element("css selector", "label.md-header__button[for=__search]").click()
+    field = driver.find_element("css selector", "input.md-search__input")
+    wait(browser, field.is_displayed)
     field.send_keys("watchdog")
     results = "li.md-search-result__item a"
-    wait(chromium, lambda: chromium.find_elements("css selector", results))
-    wait(chromium, lambda: chromium.find_element("css selector", results).is_displayed())
-    chromium.find_element("css selector", results).click()
-    wait(chromium, lambda: "watchdog" in chromium.current_url)
+    wait(browser, lambda: driver.find_elements("css selector", results))
+    wait(browser, lambda: driver.find_element("css selector", results).is_displayed())
+    driver.find_element("css selector", results).click()
+    wait(browser, lambda: "watchdog" in driver.current_url)
 
 
-def wait(chromium: Any, condition: Any) -> None:
+def wait(browser: Browser, condition: Any) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(chromium, 60).until(lambda _: condition())
-
-
-def requested(chromium: Any) -> list[str]:
-    """Return every address that pages have asked for since the last look."""
-    events = [json.loads(entry["message"])["message"] for entry in chromium.get_log("performance")]
-    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    WebDriverWait(browser.driver, 60).until(lambda _: condition())

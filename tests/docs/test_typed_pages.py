@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from support.command_line import data_folders
 from support.screens import missing_words
 from support.snippets import DOCS, ROOT, walk
+from support.soak import in_soak
 
+SKILL = DOCS / "skills" / "llmlaunch" / "SKILL.md"
 JOB = """#!/bin/bash
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
@@ -41,14 +45,12 @@ def test_the_first_two_screens_of_the_readme_say_for_whom_how_to_install_and_wha
     assert len(re.findall(r"(?m)^\| `llmlaunch ", table)) == 10
 
 
-def test_the_page_of_a_new_site_can_be_typed(tmp_path: Path) -> None:
-    walk(DOCS / "qualify.md", tmp_path, **data_folders(tmp_path))
-    assert not (tmp_path / "runs").exists(), "nothing was submitted"
+@pytest.mark.parametrize("page", [SKILL, *in_soak(DOCS / "qualify.md")], ids=lambda page: page.stem)
+def test_a_page_can_be_typed_and_submits_nothing(tmp_path: Path, page: Path) -> None:
+    walk(page, tmp_path, **data_folders(tmp_path))
+    assert not (tmp_path / "runs").exists()
 
 
-def test_the_skill_file_can_be_typed_and_says_when_to_use_it(tmp_path: Path) -> None:
-    skill = DOCS / "skills" / "llmlaunch" / "SKILL.md"
-    walk(skill, tmp_path, **data_folders(tmp_path))
-    assert not (tmp_path / "runs").exists(), "nothing was submitted"
-    head = skill.read_text("utf-8").split("---\n")[1]
+def test_the_skill_file_says_when_to_use_it() -> None:
+    head = SKILL.read_text("utf-8").split("---\n")[1]
     assert [line.partition(":")[0] for line in head.splitlines()] == ["name", "description"]

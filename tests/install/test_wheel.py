@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 600
 # `check` in a process that then says which of these it has imported, and its exit code.
 CHECK = (
-    "import sys; sys.argv = ['llmlaunch', 'check', 'llama3-70b.yaml', '--json'];"
+    "import sys; sys.argv = ['llmlaunch', 'check', 'llama3-8b.yaml', '--json'];"
     "from llmlaunch.cli.main import _run; code = _run();"
     "heavy = {'sqlalchemy', 'torch', 'deepspeed', 'megatron', 'rich', 'pandas'};"
     "print(sorted(heavy & set(sys.modules)), code, file=sys.stderr)"
@@ -79,20 +79,21 @@ def test_a_recipe_is_started_checked_planned_and_rendered(python: Path, empty: P
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    llmlaunch("init", "llama3-70b")
+    llmlaunch("init", "llama3-8b")
     schema = llmlaunch("schema")
     assert json.loads(schema)["title"] == "llmlaunch recipe"
     assert (empty / "llmlaunch.schema.json").read_text() == schema
     checked = run([str(python), "-c", CHECK], empty, HOME=str(empty.parent))
     assert checked.stderr.strip().endswith("[] 0"), checked.stderr
     assert json.loads(checked.stdout)["verdict"] == "safe"
-    llmlaunch("plan", "llama3-70b.yaml", "--html", "plan.html")
+    few = "layout={context: 1, micro_batch_size: 1, recompute: none, techniques: asked}"  # the search has other tests
+    llmlaunch("plan", "llama3-8b.yaml", few, "--html", "plan.html")
     assert "</html>" in (empty / "plan.html").read_text("utf-8")
-    llmlaunch("render", "llama3-70b.yaml", "-o", "run")
+    llmlaunch("render", "llama3-8b.yaml", few, "-o", "run")
     assert run(["bash", "-n", "run/job.sbatch"], empty).returncode == 0
     helped = run(["python3", "-I", "-S", "run/node.pyz", "--help"], empty)
     assert "monitor" in helped.stdout + helped.stderr
     checkout = "backend.path=/no-such-file-system/Megatron-LM"
-    assert "#SBATCH --nodes=64" in llmlaunch("submit", "llama3-70b.yaml", checkout, "--dry-run", "--full")
+    assert "#SBATCH --nodes=4" in llmlaunch("submit", "llama3-8b.yaml", few, checkout, "--dry-run", "--full")
     llmlaunch("report", "run", "--html", "report.html")
     assert "not submitted" in (empty / "report.html").read_text("utf-8")

@@ -67,8 +67,8 @@ class Browser:
         self.driver = webdriver.Chrome(options=options, service=Service(driver))
         self.driver.get("about:blank")
 
-    def open(self, page: Path, size: str = "desktop", scheme: str = "light") -> None:
-        """Show a file as on a screen of that size with that preference of colours."""
+    def open(self, page: Path | str, size: str = "desktop", scheme: str = "light") -> None:
+        """Show a file, or an address, as on a screen of that size with that preference of colours."""
         width, height = SIZES[size]
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -76,7 +76,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [preference]})
         for log in ("browser", "performance"):
             self.driver.get_log(log)
-        self.driver.get(page.as_uri())
+        self.driver.get(page if isinstance(page, str) else page.as_uri())
 
     def run(self, script: str, *values: Any) -> Any:
         return self.driver.execute_script(script, *values)

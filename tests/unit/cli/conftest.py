@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.planner import hints
-from support.plans import spend
+from support.plans import ADVICE_LIMITS, spend
 
 
 @pytest.fixture(autouse=True)
-def _few_hints(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every check looks for ways to be faster, which takes as long as the plan: only tests with `all_hints` let it."""
-    if "all_hints" not in request.fixturenames:
-        spend(monkeypatch, [(hints, "HINT_CANDIDATES")])
+def _little_advice(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every check looks for ways to be faster or safe, which takes longer than the plan: only tests with `all_advice`
+    let it."""
+    if "all_advice" not in request.fixturenames:
+        spend(monkeypatch, ADVICE_LIMITS)
 
 
 @pytest.fixture
-def all_hints() -> None:
-    """The whole search for ways to be faster."""
+def all_advice() -> None:
+    """The whole search for what is faster or safe."""

@@ -40,6 +40,10 @@ def test_the_stores_own_runs_are_scored_resident_against_resident(llmlaunch: Com
     assert answer["families"]["llmlaunch/resident"]["bias"] == pytest.approx(1 / 1.1 - 1, abs=0.001)
     assert answer["families"]["llmlaunch/host"]["supported"] == 1
     assert "llmlaunch/resident" in llmlaunch("accuracy").stdout
+    llmlaunch.import_records([{"id": "a note of mine"}])
+    with_note, err = llmlaunch("accuracy", "--json")
+    assert len(json.loads(with_note)["records"]) == 3
+    assert "1 object of the store left out" in err
 
 
 def test_without_measurements_the_command_says_how_to_get_some(llmlaunch: CommandLine, store_file: Path) -> None:
@@ -47,10 +51,3 @@ def test_without_measurements_the_command_says_how_to_get_some(llmlaunch: Comman
     validate(json.loads(answer), SCHEMA)
     assert "no measurements in the store yet; give a FILE" in err
     assert not store_file.exists()
-
-
-def test_an_object_that_is_no_measurement_is_left_out_and_counted(llmlaunch: CommandLine, trained: RunDir) -> None:
-    llmlaunch.import_records([{"id": "a note of mine"}])
-    answer, err = llmlaunch("accuracy", "--json")
-    assert len(json.loads(answer)["records"]) == 3
-    assert "1 object of the store left out" in err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -133,9 +132,6 @@ def test_a_run_directory_says_what_check_said_and_by_which_calibration(llmlaunch
     written = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert written["memory"] == plan["memory"]
     assert written["fallbacks"] == plan["fallbacks"]
-    without = tmp_path / "without"
-    llmlaunch("render", RECIPE, PINNED, "memory.calibration=none", "-o", without)
-    assert "calibration_id" not in json.loads((without / "run.json").read_text())["measurement"]
 
 
 def test_a_local_run_on_a_cpu_takes_that_of_the_cpu(llmlaunch: CommandLine) -> None:
@@ -160,20 +156,6 @@ def test_one_of_an_earlier_formula_may_add_and_never_take_off_and_bounds_nothing
         == checked(llmlaunch, PINNED, "memory={risk: 0.05, calibration: none}")["memory"]["limit_bytes"]
     )
     assert err.count(f"warning: calibration {mine.id} was made for an earlier version of the formula") == 1
-
-
-def test_a_damaged_calibration_is_one_warning_and_the_plan_is_that_of_an_empty_store(
-    llmlaunch: CommandLine, store_file: Path
-) -> None:
-    plain = checked(llmlaunch, PINNED, "memory.risk=0.05")["memory"]
-    stored(calibration(SCORES, accelerator=CARD))
-    with sqlite3.connect(store_file) as connection:
-        connection.execute("UPDATE calibrations SET content = '{}'")
-    out, err = llmlaunch("check", RECIPE, PINNED, "memory.risk=0.05", "--json")
-    memory = json.loads(out)["memory"]
-    assert (memory["ranks"], memory["rehearsed"]) == (plain["ranks"], None)
-    assert memory["margin"] == plain["margin"]
-    assert err.count("warning: measured runs are not used") == 1
 
 
 def test_a_check_reads_a_sqlite_store_without_the_database_library(own_home: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from llmlaunch.app.rendered_job import checkpoint_warnings
 from llmlaunch.assets import asset
-from support.command_line import CommandLine, run_llmlaunch
+from support.command_line import CommandLine
 
 JOB = "#!/bin/bash\nexit 0\n"
 WARNING = (
@@ -53,13 +53,15 @@ def test_check_and_a_dry_run_warn_and_end_as_they_would(
             json.loads(shown.stdout)
 
 
-def test_resume_warns_of_what_the_rendered_plan_cannot_load(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_resume_warns_of_what_the_rendered_plan_cannot_load(
+    llmlaunch: CommandLine, words: tuple[str, ...], tmp_path: Path
+) -> None:
     """The folder may be another run's by now, or the checkpoint was put there by hand."""
     run = tmp_path / "run"
-    run_llmlaunch(tmp_path, "render", *words, "-o", run, code=0)
+    llmlaunch("render", *words, "-o", run)
     (run / "job.sbatch").write_text(JOB)
     saved_by_stage_3(tmp_path)
-    resumed = run_llmlaunch(tmp_path, "resume", run, "--local", "--json", code=0)
+    resumed = llmlaunch("resume", run, "--local", "--json")
     assert WARNING in resumed.stderr
     assert json.loads(resumed.stdout)["run_dir"] == str(run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -161,23 +160,6 @@ def test_whatever_reads_the_store_next_collects_the_run(
     assert [record["peak_bytes"] for record in records] == [3 * GIB, 2 * GIB]
 
 
-def test_the_summary_alone_is_enough(llmlaunch: CommandLine, ended: RunDir) -> None:
-    """It holds what the store takes, whatever became of the nodes' own files, as long as none says otherwise."""
-    summary = json.loads((ended.path / "attempts" / ATTEMPT / "summary.json").read_text())
-    for path in (ended.path / "peaks" / "n0.jsonl", *(ended.path / "attempts" / ATTEMPT / "ranks").iterdir()):
-        path.write_bytes(b"\0" * path.stat().st_size)  # as long as before, and nothing one could read
-    assert summary["files"]["peaks/n0.jsonl"] > 0
-    llmlaunch("collect")
-    records = llmlaunch.json("measurements", "list")["measurements"]
-    assert [record["peak_bytes"] for record in records] == [3 * GIB, 2 * GIB]
-
-
-def test_a_run_without_a_summary_is_collected_from_its_files(llmlaunch: CommandLine, ended: RunDir) -> None:
-    (ended.path / "attempts" / ATTEMPT / "summary.json").unlink()
-    shutil.rmtree(ended.path / "attempts" / ATTEMPT / "done")
-    assert "collected, 2 measurements" in llmlaunch("runs").stderr
-
-
 RANKS = 2
 
 
@@ -216,7 +198,9 @@ def trained(path: Path) -> None:
     run.status()
 
 
-def test_each_peak_is_a_record_of_its_kind(collected: list[dict[str, Any]]) -> None:
+def test_each_peak_is_a_record_of_its_kind_scored_against_a_prediction_of_that_kind(
+    collected: list[dict[str, Any]],
+) -> None:
     begin = f"mine-1/{ATTEMPT}"
     assert {record["id"]: record["peak_bytes"] / GIB for record in collected} == {
         f"{begin}/rank0/device": 37,
@@ -226,9 +210,6 @@ def test_each_peak_is_a_record_of_its_kind(collected: list[dict[str, Any]]) -> N
         f"{begin}/n0/host": 90,
     }
     assert [problem(record) for record in collected] == [None] * 5
-
-
-def test_each_is_scored_against_a_prediction_of_its_own_kind(collected: list[dict[str, Any]]) -> None:
     assert [record["scored"]["reason"] for record in collected] == [None] * 5
     predicted = {record["peak_kind"]: record["scored"]["predicted_bytes"] for record in collected}
     assert 0 < predicted["allocated"] < predicted["reserved"] < predicted["device"]
@@ -237,27 +218,21 @@ def test_each_is_scored_against_a_prediction_of_its_own_kind(collected: list[dic
     for kind in ("allocated", "reserved", "device"):  # the record prices the job that was planned, to the byte
         assert planned[kind] == predicted[kind], kind
     assert planned["host"] > 0
-
-
-def test_a_stages_record_is_the_worst_ranks(collected: list[dict[str, Any]]) -> None:
+    # of a stage the worst rank's
     reserved = next(record for record in collected if record["peak_kind"] == "reserved")
     spread = {"count": 2, "min_bytes": 35 * GIB, "max_bytes": 36 * GIB, "what": "ranks of one stage"}
     assert (reserved["repeats"], reserved["global_rank"], reserved["gpu_uuid"]) == (spread, 1, "GPU-n0-1")
     assert (reserved["pipeline_rank"], reserved["rank_scope"]) == (0, "stage")
     assert (reserved["allocator_statistic"], reserved["peak_source"]) == ("reserved_bytes.all.peak", "torch probe")
     assert (reserved["observed"]["alloc_retries"], reserved["observed"]["steps_run"]) == (0, 7)  # for calibrations
-
-
-def test_a_ranks_record_tells_all_that_was_seen(collected: list[dict[str, Any]]) -> None:
+    # of a rank all that was seen
     first = collected[0]
     assert (first["peak_source"], first["step_seconds"]) == ("nvml accounting", 1.5)
     observed = first["observed"]
     assert (observed["reserved_peak_bytes"], observed["outside_torch_bytes"]) == (35 * GIB, 2 * GIB)
     assert (observed["steps_run"], observed["step_seconds"]) == (7, 1.5)
     assert (observed["sources"]["reserved_peak_bytes"], observed["sources"]["gpu_uuid"]) == ("torch probe", "torch")
-
-
-def test_main_memory_is_of_the_node(collected: list[dict[str, Any]]) -> None:
+    # of main memory the node's
     host = next(record for record in collected if record["peak_kind"] == "host")
     assert (host["node"], host["pipeline_rank"], host["peak_source"]) == ("n0", None, "MemTotal - MemAvailable")
     assert host["host_memory_bytes"] == 500 * GIB

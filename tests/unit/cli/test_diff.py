@@ -13,7 +13,10 @@ from support.json_schemas import validate
 from support.recipes import recipe_text
 
 SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "diff.schema.json"
-PINS = "{tensor: 2, pipeline: 2, context: 1, micro_batch_size: 1, recompute: none}"
+PINS = (
+    "{tensor: 2, pipeline: 2, context: 1, micro_batch_size: 1, recompute: none, offload_optimizer: 0, "
+    "layers_by_stage: even, techniques: asked}"
+)
 OWN = "environment: {MY_SETTING: inside-of-mine, OTHER: the-same}\n"
 
 
@@ -126,7 +129,7 @@ def test_locks_are_compared_with_each_other_and_with_recipes(llmlaunch: CommandL
 
 
 def test_a_recipe_without_a_layout_is_compared_by_its_keys(llmlaunch: CommandLine, recipe: Path) -> None:
-    other = changed(recipe, "b.yaml", layout="{pipeline: 1, virtual_pipeline: 4}")
+    other = changed(recipe, "b.yaml", layout=PINS.replace("pipeline: 2", "pipeline: 1, virtual_pipeline: 4"))
     result = llmlaunch.json("diff", recipe, other, code=1)
     assert {"name": "layout.virtual_pipeline", "a": None, "b": 4} in result["recipe"]
     assert result["layout"] is None

@@ -23,8 +23,9 @@ from support.json_schemas import validate
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 LAYOUT = (
     "layout={tensor: 2, pipeline: 1, context: 1, micro_batch_size: 1, sequence_parallel: true, zero_stage: 1, "
-    "recompute: none, offload_modules: [], offload_layers: 0, offload_optimizer: 0}"
+    "recompute: none, offload_modules: [], offload_layers: 0, offload_optimizer: 0, techniques: asked}"
 )
+FREE = LAYOUT.replace("tensor: 2", "tensor: [2, 4]")
 NEAR = "memory.limit=0.66"  # 2.9 GiB more than is predicted: what an argument takes could matter
 UNKNOWN = ("backend={name: megatron-lm, extra_args: [--log-params-norm]}", NEAR)
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "schemas" / "plan.schema.json").read_text())
@@ -106,7 +107,7 @@ def test_one_that_ran_out_of_memory_is_never_safe(llmlaunch: CommandLine, planne
     assert answer["verdict"] == "unsafe"
     assert "it ran out of memory" in llmlaunch("check", RECIPE, LAYOUT, code=3).stderr
     # where the layout is free, another one is chosen
-    free = llmlaunch.json("check", RECIPE)
+    free = llmlaunch.json("check", RECIPE, FREE)
     assert free["layout"] != answer["layout"]
 
 

@@ -189,7 +189,7 @@ def test_an_argument_that_was_not_rendered_is_answered_with_the_nearest(llmlaunc
 
 
 def test_a_search_that_finds_nothing_safe_says_so_in_words(llmlaunch: CommandLine, write: Write) -> None:
-    out = llmlaunch("check", write(), "memory.limit=0.01", "-v", code=3).stdout
+    out = llmlaunch("check", write(), FEW, "memory.limit=0.01", "-v", code=3).stdout
     assert re.search(r"Searched [\d,]+ layouts; none is safe \(llmlaunch plan shows why\)", out)
     assert "evidence: no measured run of Megatron-LM on h100-80gb yet. After your first run: llmlaunch collect" in out
     assert "Assumed: Megatron core 0.19 (set backend.version to change it)" in out

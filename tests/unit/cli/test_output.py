@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.assets import asset
+from support.command_line import CommandLine
 
 QUICKSTART = str(asset("recipes", "quickstart.yaml"))
-PRINTS = (("check", "--help"), ("check", QUICKSTART, "--json"), ("runs", "--json"))
-MISTAKES = (("status", "no-such-run"), ("runs", "--state", "odd"))  # found by us, and by the parser of words
+HELP, RUNS = ("check", "--help"), ("runs", "--json")  # printed by the parser of words, and by us
 BAD = ("Traceback", "Exception ignored", "BrokenPipe", "OSError")
 
 
@@ -25,7 +25,7 @@ def ended(tmp_path: Path, redirection: str, *arguments: str) -> tuple[int, str, 
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("arguments", PRINTS, ids=" ".join)
+@pytest.mark.parametrize("arguments", [HELP, RUNS], ids=" ".join)
 def test_a_result_that_nobody_reads_ends_the_command_as_sigpipe_would(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
@@ -33,7 +33,7 @@ def test_a_result_that_nobody_reads_ends_the_command_as_sigpipe_would(
     assert (code, stderr) == (141, ""), stderr
 
 
-@pytest.mark.parametrize("arguments", PRINTS, ids=" ".join)
+@pytest.mark.parametrize("arguments", [HELP, RUNS], ids=" ".join)
 def test_a_full_disk_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     code, _, stderr = ended(tmp_path, "> /dev/full", *arguments)
     assert code == 1, stderr
@@ -43,25 +43,20 @@ def test_a_full_disk_is_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("redirection", ["<&- >&- 2>&-", "2> /dev/full"])
 def test_a_closed_stream_or_a_full_stderr_changes_no_exit_code(tmp_path: Path, redirection: str) -> None:
-    for arguments in (("check", QUICKSTART), ("status", "--json")):
-        assert ended(tmp_path, redirection, *arguments)[0] == 0
-    for arguments in MISTAKES:
-        assert ended(tmp_path, redirection, *arguments)[0] == 2
+    assert ended(tmp_path, redirection, *RUNS)[0] == 0
+    assert ended(tmp_path, redirection, "status", "no-such-run")[0] == 2
 
 
 def test_a_refusal_that_nobody_can_read_is_still_one(tmp_path: Path) -> None:
-    assert ended(tmp_path, "2>&1 >/dev/full 2>/dev/full", "check", "no-such-recipe.yaml")[0] == 2
-    unsafe = ("check", QUICKSTART, "cluster={base: cpu-x1, accelerator: {memory_gib: 0.1}}")
-    assert ended(tmp_path, "2> /dev/full", *unsafe)[0] == 3
+    assert ended(tmp_path, ">/dev/full 2>/dev/full", "check", "no-such-recipe.yaml")[0] == 2
 
 
-def test_a_file_that_a_command_opens_does_not_become_its_stdout(tmp_path: Path) -> None:
+def test_a_file_that_a_command_opens_does_not_become_its_stdout(llmlaunch: CommandLine, tmp_path: Path) -> None:
     """A closed stdout leaves its number to the next file opened, here the store, into which others would print."""
     records = tmp_path / "records.jsonl"
     records.write_text('{"id": "a", "peak_bytes": 1}\n')
     assert ended(tmp_path, ">&-", "measurements", "import", str(records))[0] == 0
-    code, out, _ = ended(tmp_path, "", "measurements", "list", "--json")
-    assert (code, '"id": "a"' in out) == (0, True)
+    assert [record["id"] for record in llmlaunch.json("measurements", "list")["measurements"]] == ["a"]
 
 
 def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:

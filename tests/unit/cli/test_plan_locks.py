@@ -18,9 +18,9 @@ from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.memory.job import Correction
 from support.command_line import CommandLine
 
-FEW = (  # some hundred layouts
-    "layout: {context: 1, micro_batch_size: 1, layers_by_stage: even, recompute: none, offload_modules: [], "
-    "offload_layers: 0, offload_optimizer: 0}"
+FEW = (
+    "layout: {pipeline: 2, virtual_pipeline: [1, 4], context: 1, micro_batch_size: 1, "
+    "layers_by_stage: even, recompute: none, offload_modules: [], offload_layers: 0, offload_optimizer: 0}"
 )
 # what a version that chooses otherwise would have written: half as fast as what this one chooses
 SLOWER = {

@@ -228,11 +228,12 @@ def test_the_tracers_python_gets_nothing_of_this_one(rehearse: Rehearse, tmp_pat
 def test_mistakes_are_one_message_before_anything_is_traced(rehearse: Rehearse, tmp_path: Path) -> None:
     tracer = frameworks(tmp_path, "raise SystemExit('it was started')")
     deepspeed = str(RECIPES / "llama2-7b-deepspeed.yaml")
+    one = "layout={zero_stage: 1, context: 1, micro_batch_size: 1, recompute: none, techniques: asked}"
     for arguments, message in (
         ((DENSE, PIPELINE, "--rank", "4"), "pipeline ranks are 0 to 3; or say worst or all"),
-        ((DENSE, 'backend={name: megatron-lm, version: "0.16"}'), "the job runs Megatron core 0.16, and"),
-        ((deepspeed, 'backend={name: deepspeed, version: "0.15.0"}'), "the job runs DeepSpeed 0.15.0, and"),
-        ((deepspeed, "backend={name: deepspeed, script: /x.py}"), "no rank of /x.py can be run alone"),
+        ((DENSE, PIPELINE, 'backend={name: megatron-lm, version: "0.16"}'), "the job runs Megatron core 0.16, and"),
+        ((deepspeed, one, 'backend={name: deepspeed, version: "0.15.0"}'), "the job runs DeepSpeed 0.15.0, and"),
+        ((deepspeed, one, "backend={name: deepspeed, script: /x.py}"), "no rank of /x.py can be run alone"),
         ((DENSE, "-o", "run"), "a trace leaves no run directory"),
         (("nowhere.yaml",), "nowhere.yaml"),
     ):

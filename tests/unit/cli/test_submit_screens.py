@@ -15,6 +15,7 @@ from support.recipes import recipe_text
 
 QUICKSTART = str(asset("recipes", "quickstart.yaml"))
 COLUMNS, LINES = 80, 24
+ONE = "{tensor: 2, pipeline: 1, context: 1, micro_batch_size: 1, recompute: none, techniques: asked}"
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_commands: Callab
     put_commands(sbatch="echo 101", **dict.fromkeys(("squeue", "sacct", "sinfo", "scontrol", "scancel"), ""))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MEGATRON_LM_PATH", str(tmp_path))
-    (tmp_path / "real.yaml").write_text(recipe_text())
+    (tmp_path / "real.yaml").write_text(recipe_text(layout=ONE))
     return tmp_path
 
 

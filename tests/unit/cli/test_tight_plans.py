@@ -43,10 +43,6 @@ def test_accepted_every_command_goes_on(llmlaunch: CommandLine, command: tuple[s
     output = llmlaunch(name, PATH, ONE_LAYOUT, ACCEPT, *options)
     if name in ("check", "plan"):
         assert output.stdout.startswith("llama2-7b-deepspeed: tight (risk 7 %), accepted by the recipe")
-        assert (
-            "If a device runs out of memory, the same job continues with"
-            in llmlaunch(name, PATH, ONE_LAYOUT, ACCEPT, "-v").stdout
-        )
     else:
         assert "warning: tight, accepted by memory.accept: " in output.stderr
         assert "stated risk of running out of memory: 7 %" in output.stderr
@@ -87,6 +83,7 @@ def test_check_says_what_the_limit_is_made_of_and_what_fujiis_rule_says(llmlaunc
     assert lines[at + 1].startswith(f"  tight: 3.00 GiB less than the {FITS:.1f} that fit the card; stated risk")
     assert lines[at + 2] == f"  Fujii's 80 % rule: safe, {NEEDED:.1f} of 63.3 GiB"
     assert "Searched 1 layout; none is safe, and 1 is tight" in "\n".join(lines)
+    assert any(line.startswith("If a device runs out of memory, the same job continues with") for line in lines)
 
 
 def test_runs_says_how_a_run_was_judged_and_what_fujiis_rule_says(

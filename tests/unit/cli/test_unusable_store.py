@@ -20,6 +20,7 @@ from support.command_line import CommandLine
 from support.store_run_dirs import finished_cpu_run
 
 RECIPE = str(asset("recipes", "llama3-8b.yaml"))
+ONE = "layout={tensor: 2, pipeline: 1, context: 1, micro_batch_size: 1, recompute: none, techniques: asked}"
 SCORES = [score(0.97 + i / 1000) for i in range(40)]
 
 
@@ -118,7 +119,7 @@ def test_a_plan_is_made_without_it_with_one_warning(
 ) -> None:
     with harm(used_store):
         waits.clear()
-        out, err = llmlaunch("check", RECIPE)
+        out, err = llmlaunch("check", RECIPE, ONE)
     assert err.count("warning: ") == 1
     assert f"warning: measured runs are not used: store {used_store} {HARMS[harm]}" in err
     assert "Before" not in out

@@ -18,6 +18,7 @@ from llmlaunch.families.lookup import find_model
 from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.families.registry import all_families, family_names
 from llmlaunch.models.shape import ModelShape, RopeScaling, SlidingWindow
+from support.soak import examples
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"  # the fields of published files that say what a model is
 (
@@ -369,7 +370,7 @@ BASES = {
 KEYS = sorted({key for _, family in all_families() for key in family.defaults} | {"rope_parameters", "rope_scaling"})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(parent=examples(40, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.dictionaries(st.sampled_from(KEYS), JSON),
     model_type=st.sampled_from(family_names()),

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
 from llmlaunch.families.config import read_config
 from llmlaunch.families.registry import family_named, family_names
+from support.soak import examples
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "data" / "configs").glob("*.json"))
 EVERYWHERE = ("rope_scaling", "rope_parameters", "quantization_config", "layer_types", "text_config", "vision_config")
@@ -28,7 +29,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@examples(60, 2000)
 @given(st.data())
 def test_it_is_read_or_one_message_says_why_not(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     values: dict[str, Any] = json.loads(data.draw(st.sampled_from(CONFIGS)).read_text())

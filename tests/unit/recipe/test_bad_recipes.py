@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.load import load_recipe
 from support.recipes import SMALL
+from support.soak import examples
 
 Write = Callable[[str | bytes], Path]
 
@@ -372,10 +373,11 @@ def test_only_the_end_of_a_name_makes_a_secret(name: str, write: Write) -> None:
     assert recipe.environment == {name: "false"}
 
 
+SOME_TEXTS = settings(parent=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXTS = st.one_of(st.text(max_size=200), st.text(alphabet="abc:-[]{}\n \t&*!|>'\"#%@,?0123456789.e+_~<=", max_size=200))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SOME_TEXTS
 @given(text=TEXTS)
 @example(text="a: &a [*a, *a]")
 @example(text="%YAML 9.9\n---\na: 1")
@@ -388,7 +390,7 @@ def test_any_text_at_all_is_answered_with_a_user_error(text: str, write: Write) 
     assert str(path) in complaint(path)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SOME_TEXTS
 @given(line=st.integers(0, GOOD.count("\n") - 1), text=TEXTS)
 def test_any_line_of_a_recipe_may_be_anything(line: int, text: str, write: Write) -> None:
     lines = GOOD.splitlines()
@@ -397,7 +399,7 @@ def test_any_line_of_a_recipe_may_be_anything(line: int, text: str, write: Write
         load_recipe(write("\n".join(lines).encode("utf-8", "surrogatepass")))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SOME_TEXTS
 @given(
     key=st.sampled_from(["layout", "model", "cluster", "slurm.x", "data", "training.steps", "setup", "environment.A"]),
     value=TEXTS,

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmlaunch.assets import asset
@@ -29,6 +29,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.sections import Event
 from llmlaunch.rundir.notices import EVENTS
 from support.recipes import SMALL
+from support.soak import examples
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = SMALL.read_text()
@@ -453,7 +454,7 @@ PREFIXES = {
 ALPHABET = string.ascii_letters + string.digits
 
 
-@settings(max_examples=300, deadline=None)
+@examples(60, 2000)
 @given(
     prefix=st.sampled_from(sorted(PREFIXES)),
     rest=st.text(ALPHABET, min_size=60, max_size=60),
@@ -484,7 +485,7 @@ KINDS = st.sampled_from(["", "_rw", "_prod", "_2", "_v2"])
 VALUES = st.text(ALPHABET, min_size=8, max_size=40).filter(lambda text: not text.isdigit())
 
 
-@settings(max_examples=300, deadline=None)
+@examples(60, 2000)
 @given(first=WORDS, last=LAST, kind=KINDS, value=VALUES, upper=st.booleans())
 @example(first="aws", last="secret_access_key", kind="", value="abcdefgh1", upper=True)
 @example(first="my", last="password", kind="", value="abcdefgh1", upper=False)
@@ -542,7 +543,7 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(60, 2000)
 @given(parts=st.lists(PARTS, min_size=1, max_size=8), between=st.sampled_from([" ", "/", "_", "=", ", ", "-"]))
 def test_ordinary_words_in_any_order_are_no_secret(parts: list[str], between: str) -> None:
     assert secret_in(between.join(parts)) is None

@@ -48,6 +48,9 @@ slurm:
 """
 
 
+FEW = "layout={context: 1, micro_batch_size: 1, layers_by_stage: even, recompute: full, techniques: asked}"
+
+
 def rendered(path: Path, *overrides: str) -> dict[str, bytes]:
     recipe = load_recipe(path, overrides)
     backend = backend_for(recipe)
@@ -68,9 +71,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return rendered(path, "training.seed=7")
 
 
-@pytest.fixture(scope="module", params=["llama3-70b", "quickstart", "mixtral-8x7b", "llama2-7b-deepspeed"])
+@pytest.fixture(scope="module", params=["quickstart", "mixtral-8x7b", "llama2-7b-deepspeed"])
 def gallery(request: pytest.FixtureRequest) -> dict[str, bytes]:
-    return rendered(asset("recipes", f"{request.param}.yaml"))
+    return rendered(asset("recipes", f"{request.param}.yaml"), FEW)
 
 
 def started_and_explained(files: dict[str, bytes]) -> tuple[list[str], list[str]]:
@@ -93,7 +96,7 @@ def test_every_word_of_the_program_is_there(gallery: dict[str, bytes]) -> None:
 @pytest.mark.parametrize(("backend", "recipe"), [("deepspeed", "llama2-7b-deepspeed"), ("megatron-lm", "llama3-70b")])
 def test_words_for_a_script_of_ones_own_are_there_once(backend: str, recipe: str) -> None:
     own = f"backend={{name: {backend}, script: train.py, script_args: [--epochs, '3'], extra_args: [--fast]}}"
-    files = rendered(asset("recipes", f"{recipe}.yaml"), own)
+    files = rendered(asset("recipes", f"{recipe}.yaml"), own, FEW)
     arguments, explained = started_and_explained(files)
     assert arguments == explained
     assert len(json.loads(files["arguments.json"])["program"]) == 1

@@ -18,10 +18,15 @@ from llmlaunch.rendering.restarts import warning_seconds
 from llmlaunch.rendering.run_directory import render_run, run_files
 from support.rendered_jobs import shown_words
 
+FEW = "context: 1, recompute: none, offload_optimizer: 0, layers_by_stage: even, techniques: asked"
+FEWER_LAYOUTS = {
+    "llama2-7b-deepspeed": f"layout={{zero_stage: [2, 3], {FEW}}}",
+    "llama3-8b": f"layout={{pipeline: 1, micro_batch_size: 1, offload_modules: [], offload_layers: 0, {FEW}}}",
+}
+
 
 def plan_of(name: str, *words: str) -> PlannedRun:
-    stages = ("layout.zero_stage=[2, 3]",) if name == "llama2-7b-deepspeed" else ()
-    return plan(str(asset("recipes", f"{name}.yaml")), ("on_oom=fallback", *stages, *words))
+    return plan(asset("recipes", f"{name}.yaml"), (FEWER_LAYOUTS[name], *words))
 
 
 def files_of(run: PlannedRun) -> dict[str, bytes]:
@@ -36,7 +41,7 @@ def described(files: dict[str, bytes], folder: str = "") -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def deepspeed() -> tuple[PlannedRun, dict[str, bytes]]:
-    run = plan_of("llama2-7b-deepspeed")
+    run = plan_of("llama2-7b-deepspeed", "on_oom=fallback")
     return run, files_of(run)
 
 
@@ -88,12 +93,13 @@ def test_what_cannot_load_begins_again_in_a_folder_of_its_own() -> None:
     assert places == ["/ckpt", "/ckpt-fallback-1", "/ckpt"]
     saved = [shown_words(again[f"fallback/{number}/command.txt"]) for number in (1, 2)]
     assert [words[words.index("--save") + 1] for words in saved] == ["/ckpt-fallback-1", "/ckpt"]
-    stays = files_of(plan_of("llama2-7b-deepspeed", *saving))
+    stays = files_of(plan_of("llama2-7b-deepspeed", "on_oom=fallback", *saving))
     assert described(stays, "fallback/1/")["checkpoint"]["path"] == "/ckpt"
 
 
 def test_the_job_is_told_in_time_for_the_slowest_of_its_layouts() -> None:
-    run = plan_of("llama2-7b-deepspeed", "training.checkpoint_path=/ckpt", "training.save_interval=10")
+    saving = ("training.checkpoint_path=/ckpt", "training.save_interval=10")
+    run = plan_of("llama2-7b-deepspeed", "on_oom=fallback", *saving)
     assert run.plan.fallbacks is not None
     slowest = run.plan.fallbacks.layouts[-1].plan
     slow = replace(slowest, chosen=replace(slowest.chosen, step_seconds=900.0))
@@ -105,7 +111,7 @@ def test_the_job_is_told_in_time_for_the_slowest_of_its_layouts() -> None:
 
 
 def test_megatron_gets_other_arguments_and_no_other_files() -> None:
-    run = plan_of("llama3-8b")
+    run = plan_of("llama3-8b", "on_oom=fallback")
     files = files_of(run)
     own = sorted(name.removeprefix("fallback/1/") for name in files if name.startswith("fallback/1/"))
     assert own == ["arguments.json", "command.txt", "placement.json", "plan.json", "run.json"]
@@ -129,7 +135,7 @@ FEWER = ("training.checkpoint_path=/ckpt", "training.save_interval=10", "nodes={
 
 
 def test_a_layout_for_fewer_nodes_lies_in_a_folder_of_their_number() -> None:
-    run = plan(str(asset("recipes", "llama2-7b-deepspeed.yaml")), FEWER)
+    run = plan_of("llama2-7b-deepspeed", *FEWER)
     files = files_of(run)
     assert run.plan.fewer_nodes is not None
     folders = [f"nodes/{nodes}/" for nodes, _ in run.plan.fewer_nodes.plans]
@@ -149,8 +155,8 @@ def test_a_layout_for_fewer_nodes_lies_in_a_folder_of_their_number() -> None:
 
 
 def test_a_megatron_checkpoint_is_saved_to_be_loaded_on_fewer_nodes() -> None:
-    run = plan(str(asset("recipes", "llama3-8b.yaml")), FEWER)
+    run = plan_of("llama3-8b", *FEWER)
     files = files_of(run)
     for folder in ("", "nodes/3/", "nodes/2/", "nodes/1/"):
         assert "--dist-ckpt-optim-fully-reshardable" in shown_words(files[f"{folder}command.txt"])
-    assert not [name for name in files_of(plan(run.recipe.path, FEWER[:2])) if name.startswith("nodes/")]
+    assert not [name for name in files_of(plan_of("llama3-8b", *FEWER[:2])) if name.startswith("nodes/")]

@@ -16,18 +16,21 @@ from llmlaunch.report.plan_text import check_text, front_text, plan_text
 from support.plans import gallery_setting, plan_of
 from support.recipes import recipe_of
 
+ONE = "layout={tensor: 2, pipeline: 1, context: 1, micro_batch_size: 1, recompute: none, techniques: asked}"
+
 
 def said(*overrides: str, recipe: str = "llama3-8b", lessons: Lessons = NO_LESSONS) -> str:
     """What `check` says of a recipe of the gallery."""
-    setting = gallery_setting(recipe, *overrides, lessons=lessons)
+    setting = gallery_setting(recipe, *(overrides or [ONE] if recipe == "llama3-8b" else overrides), lessons=lessons)
     return check_text(setting.recipe, make_plan(setting))
 
 
 def test_techniques_stand_in_the_headline() -> None:
-    techniques = ("layout={zero_stage: 3, offload_parameters: true, mlp_chunks: 4}", "training.adapters={rank: 8}")
-    text = said(*techniques, recipe="llama2-7b-deepspeed")
+    few = "zero_stage: 3, context: 1, micro_batch_size: 1, recompute: none, techniques: asked"
+    asked = (f"layout={{offload_parameters: true, mlp_chunks: 4, {few}}}", "training.adapters={rank: 8}")
+    text = said(*asked, recipe="llama2-7b-deepspeed")
     assert "  with offload_parameters on, mlp_chunks 4, adapters rank 8 frozen_down off" in text
-    assert "\n  with " not in said(recipe="llama2-7b-deepspeed")
+    assert "\n  with " not in said(f"layout={{{few}}}", recipe="llama2-7b-deepspeed")
 
 
 def test_the_refusals_and_the_safe_layouts_add_up_to_what_was_searched() -> None:
@@ -49,7 +52,7 @@ def test_ranked_layouts_say_the_words_that_tell_them_apart() -> None:
 
 
 def test_a_plan_that_is_not_safe_calls_its_layouts_the_closest() -> None:
-    overrides = ("model=llama3-405b", "nodes=1")
+    overrides = ("nodes=1", "layout={context: 1, layers_by_stage: even, recompute: none, techniques: asked}")
     text = plan_text(recipe_of("llama3-70b", *overrides), plan_of("llama3-70b", *overrides))
     assert "Closest layouts, none of them safe" in text
 
@@ -79,7 +82,7 @@ def test_runs_that_exceeded_their_predictions_by_more_than_the_limit_leaves_are_
 
 
 def test_a_refusal_says_what_of_it_was_measured() -> None:
-    overrides = ("nodes=1", "layout={tensor: 1, pipeline: 1, context: 1}")
+    overrides = ("nodes=1", "layout={tensor: 1, pipeline: 1, context: 1, recompute: none, techniques: asked}")
     plan = make_plan(gallery_setting("llama3-8b", *overrides, lessons=lessons(0.9, 9.0)))
     assert not plan.safe
     refusal = str(explain_unsafe(plan))

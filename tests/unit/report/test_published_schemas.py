@@ -36,12 +36,13 @@ def shape(name: str) -> jsonschema.Draft202012Validator:
 
 
 def test_an_unsafe_plan_has_the_same_shape() -> None:
-    shape("plan").validate(plan_json(plan_of("llama3-70b", "nodes=1")))
+    shape("plan").validate(plan_json(plan_of("llama3-70b", "nodes=1", "layout={techniques: asked}")))
 
 
 @pytest.mark.parametrize("share", [0.4, -0.1])
 def test_a_plan_that_measured_runs_correct_has_the_same_shape(share: float) -> None:
-    overrides = ("nodes=1", "memory.risk=0.05", "on_oom=fallback")
+    few = "layout={context: 1, layers_by_stage: even, techniques: asked}"
+    overrides = ("nodes=1", "memory.risk=0.05", "on_oom=fallback", few)
     scores = [Score(1.0, "device", "dense gated", None, 0.7) for _ in range(20)]
     asked = RunClass("h100-80gb", "mixture gated", None)
     lessons = Lessons(
@@ -54,7 +55,8 @@ def test_a_plan_that_measured_runs_correct_has_the_same_shape(share: float) -> N
 
 @pytest.mark.parametrize("budget", ["{days: 14}", "{gpu_hours: 1, max_nodes: 4}"])
 def test_a_plan_with_its_nodes_chosen_has_the_same_shape(budget: str) -> None:
-    _, plan = make_sized_plan(gallery_setting("llama3-70b", "nodes=auto", f"budget={budget}"))
+    few = "layout={context: 1, layers_by_stage: even, recompute: none, techniques: asked}"
+    _, plan = make_sized_plan(gallery_setting("llama3-8b", "nodes=auto", f"budget={budget}", few))
     shape("plan").validate(plan_json(plan))
 
 

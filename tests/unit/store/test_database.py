@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from sqlalchemy.schema import CreateTable
 from llmlaunch.errors import UserError
 from llmlaunch.store.database import REVISION, Store, open_store
 from llmlaunch.store.location import Location, where
-from llmlaunch.store.measurements import contents
 from llmlaunch.store.tables import metadata
 
 
@@ -95,13 +92,3 @@ def test_tables_that_cannot_be_made_leave_nothing_behind(tmp_path: Path, monkeyp
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     database.close()
     assert tables == {"measurements"}
-
-
-def test_many_programs_may_open_a_new_store_at_once(tmp_path: Path) -> None:
-    program = "from llmlaunch.store.database import open_store; open_store().close()"
-    env = {**os.environ, "LLMLAUNCH_STORE": str(tmp_path / "new" / "store.db")}
-    running = [subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.PIPE) for _ in range(4)]
-    errors = [process.communicate()[1].decode() for process in running]
-    assert errors == [""] * 4
-    with open_store(at(tmp_path / "new" / "store.db")) as store:
-        assert contents(store) == []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -18,6 +18,7 @@ from llmlaunch.units import GIB
 from llmlaunch.watch.frames import BLOCKS, Bar, RunsFrame, alarm, sparkline
 from llmlaunch.watch.model import Gauge, WatchedRun
 from llmlaunch.watch.views import changes
+from support.soak import examples
 
 NOW = 1000.0
 
@@ -118,6 +119,7 @@ RUNS = st.builds(
 )
 
 
+@examples(25)
 @given(st.lists(RUNS, min_size=1, max_size=40), SIZES, st.sampled_from(["utf-8", "ascii"]))
 def test_no_frame_is_larger_than_its_terminal(runs: list[WatchedRun], size: tuple[int, int], encoding: str) -> None:
     columns, rows = size
@@ -128,7 +130,7 @@ def test_no_frame_is_larger_than_its_terminal(runs: list[WatchedRun], size: tupl
     assert all(line.isprintable() for line in lines)
 
 
-@settings(max_examples=30)
+@examples(10)
 @given(st.lists(RUNS, min_size=1, max_size=3), st.integers(1, 39), st.integers(1, 17))
 def test_the_smallest_terminal_is_drawn_on(runs: list[WatchedRun], columns: int, rows: int) -> None:
     terminal = console(columns, rows)
