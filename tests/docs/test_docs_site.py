@@ -63,9 +63,10 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    opened = Browser(tmp_path_factory.mktemp("profile"))
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """One that knows no palette of an earlier test."""
+    opened = Browser(tmp_path / "profile")
     yield opened
     opened.close()
 
@@ -114,7 +115,6 @@ def test_pages_open_without_errors_or_outside_requests_and_fit_the_screen(
         assert browser.run(pictures) == [], page
         assert browser.complaints() == [], page
         assert [url for url in browser.requests() if not url.startswith((address, "blob:"))] == [], page
-    browser.run("localStorage.clear()")  # where a page keeps its palette
 
 
 @pytest.mark.browser

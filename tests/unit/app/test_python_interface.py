@@ -55,7 +55,7 @@ def test_render_writes_what_the_command_writes_and_refuses_what_is_not_safe(cli:
     assert all((directory / name).read_bytes() == (tmp_path / "cli" / name).read_bytes() for name in names)
     assert run.files().keys() == {str(name) for name in names}
     with pytest.raises(llmlaunch.NothingSafe):
-        llmlaunch.render(asset("recipes", "llama3-8b.yaml"), tmp_path / "unsafe", ["model=llama3-405b", "nodes=1"])
+        llmlaunch.render(QUICKSTART, tmp_path / "unsafe", ["memory.limit=0.01"])
     assert not (tmp_path / "unsafe").exists()
 
 

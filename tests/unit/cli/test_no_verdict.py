@@ -130,26 +130,6 @@ def test_a_stage_that_is_filled_in_by_nobody_is_not_read(llmlaunch: CommandLine)
     assert "zero_optimization.stage" in answer["reason"]
 
 
-def test_accelerates_options_say_the_stage_where_its_file_is_not_here(llmlaunch: CommandLine) -> None:
-    text = f"accelerate launch --config_file no.yaml --num_processes 8 --num_machines 1 --zero_stage 3 {TRAINER}"
-    assert llmlaunch.json("check", script(text), *CLUSTER)["layout"]["zero_stage"] == 3
-
-
-def test_a_configuration_that_trl_brings_is_read(llmlaunch: CommandLine) -> None:
-    text = f"trl sft --accelerate_config zero3 {TRAINER.removeprefix('sft.py ')}"
-    assert llmlaunch.json("check", script(text), *CLUSTER)["layout"]["zero_stage"] == 3
-
-
-def test_a_file_of_accelerate_is_read_for_trl(llmlaunch: CommandLine) -> None:
-    text = f"trl sft --accelerate_config zero3.yaml {TRAINER.removeprefix('sft.py ')}"
-    values = "distributed_type: {kind}\nnum_machines: 1\nnum_processes: 8\ndeepspeed_config: {{zero_stage: 3}}\n"
-    Path("zero3.yaml").write_text(values.format(kind="DEEPSPEED"))
-    plan = llmlaunch.json("check", script(text), *CLUSTER)
-    assert (plan["layout"]["zero_stage"], plan["layout"]["data"]) == (3, 8)
-    Path("zero3.yaml").write_text(values.format(kind="FSDP"))
-    assert "FSDP of accelerate is not read" in no_verdict(llmlaunch, script(text), *CLUSTER)["reason"]
-
-
 def test_an_optimizer_that_is_not_priced_leaves_no_verdict(llmlaunch: CommandLine) -> None:
     words = "--optim=paged_adamw_8bit"
     answer = no_verdict(llmlaunch, script(f"{TORCHRUN} {words}"), *CLUSTER)
@@ -157,26 +137,6 @@ def test_an_optimizer_that_is_not_priced_leaves_no_verdict(llmlaunch: CommandLin
     screen = llmlaunch("check", script(f"{TORCHRUN} {words}"), *CLUSTER, code=5).stdout
     assert "priced without it: " in screen
     assert "unsafe" not in screen
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["trl sft --config c.yaml --num_processes 8", "axolotl train c.yaml", "llamafactory-cli train c.yaml"],
-)
-def test_the_optimizer_of_a_file_of_arguments_counts(
-    llmlaunch: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    values = {"max_steps": 10, "output_dir": "out", "learning_rate": 1e-5, "bf16": True}
-    if "axolotl" in command:
-        values |= {"base_model": "meta-llama/Llama-3.1-8B", "micro_batch_size": 1, "sequence_len": 4096}
-        values |= {"optimizer": "adamw_bnb_8bit"}
-    else:
-        values |= {"model_name_or_path": "meta-llama/Llama-3.1-8B", "per_device_train_batch_size": 1}
-        values |= {"optim": "adamw_bnb_8bit", "max_length" if "trl" in command else "cutoff_len": 4096}
-    Path("c.yaml").write_text(json.dumps(values))
-    keys = ("nodes=1", "training.global_batch_size=8", "training.steps=10")
-    name = script(f"export NPROC_PER_NODE=8\n{command}")
-    assert "adamw_bnb_8bit" in no_verdict(llmlaunch, name, *CLUSTER, *keys)["reason"]
 
 
 @pytest.mark.parametrize("words", ["--optim adamw_torch_fused", "--use_galore False"])

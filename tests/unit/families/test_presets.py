@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.errors import UserError
 from llmlaunch.families.lookup import find_model, resolve_model
 from llmlaunch.families.presets import load_preset
 from llmlaunch.families.registry import family_names, family_of
@@ -200,11 +199,6 @@ def test_of_an_encoder_only_what_differs_from_the_base_is_written() -> None:
     assert shape.vision == replace(base, images_per_sample=4, image_size=448)
     assert (shape.vision.patches_per_sample, shape.vision.tokens_per_sample) == (4 * 28 * 28, 4 * 14 * 14)
     assert shape.family == "qwen3"
-
-
-def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(UserError, match="unknown model 'llama3-7b'; did you mean llama3-"):
-        find_model("llama3-7b")
 
 
 def test_an_inline_shape_fills_in_what_follows_or_starts_from_a_preset() -> None:

@@ -37,13 +37,6 @@ def test_an_option_of_a_plugin_passes_under_its_own_key_from_recipe_and_profile(
     assert recipe_of("quickstart", *overrides).slurm == {"bee-ond": 4, "tunnel": "b", "no-proxy": True}
 
 
-def test_what_contradicts_the_profile_replaces_it(tmp_path: Path) -> None:
-    (tmp_path / "site.yaml").write_text("base: cpu-x1\nslurm: {mem: 0}\n", encoding="utf-8")
-    site = f"cluster={tmp_path / 'site.yaml'}"
-    assert recipe_of("quickstart", site, "slurm={mem-per-cpu: 2G}").slurm == {"mem-per-cpu": "2G"}
-    assert recipe_of("quickstart", site, "slurm={mem-per-cpu: 2G, mem: false}").slurm["mem"] is False
-
-
 def test_every_option_that_came_with_a_release_is_known() -> None:
     options = json.loads(asset("slurm", "sbatch-options.json").read_text(encoding="utf-8"))["options"]
     features = json.loads(asset("slurm", "versions.json").read_text(encoding="utf-8"))["features"]

@@ -80,11 +80,6 @@ def test_run_json_has_the_chain_and_each_layout_its_own_prediction(
     assert described(files)["after_checkpoint"] == "reshard"
 
 
-def test_the_same_inputs_give_the_same_bytes(deepspeed: tuple[PlannedRun, dict[str, bytes]]) -> None:
-    run, files = deepspeed
-    assert files_of(run) == files
-
-
 def test_what_cannot_load_begins_again_in_a_folder_of_its_own() -> None:
     saving = ("training.checkpoint_path=/ckpt", "training.save_interval=10")
     again = files_of(plan_of("llama2-7b-deepspeed", *saving, "on_oom={layouts: 2, after_checkpoint: restart}"))
@@ -157,6 +152,6 @@ def test_a_layout_for_fewer_nodes_lies_in_a_folder_of_their_number() -> None:
 def test_a_megatron_checkpoint_is_saved_to_be_loaded_on_fewer_nodes() -> None:
     run = plan_of("llama3-8b", *FEWER)
     files = files_of(run)
-    for folder in ("", "nodes/3/", "nodes/2/", "nodes/1/"):
+    for folder in ("", "nodes/2/", "nodes/1/"):
         assert "--dist-ckpt-optim-fully-reshardable" in shown_words(files[f"{folder}command.txt"])
     assert not [name for name in files_of(plan_of("llama3-8b", *FEWER[:2])) if name.startswith("nodes/")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 
@@ -10,7 +9,6 @@ import pytest
 from jinja2 import TemplateError
 from run_samples import NASTY
 
-from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.rendering.shell import (
@@ -143,49 +141,3 @@ def test_undefined_names_and_ways_out_of_the_sandbox_render_nothing(tmp_path, mo
         (tmp_path / "bad.j2").write_text(text)
         with pytest.raises((UserError, TemplateError)):
             render_template("bad.j2", {})
-
-
-@pytest.mark.parametrize("name", ["array.sbatch.j2", "job.sbatch.j2"])
-def test_expressions_of_the_shipped_templates_stand_at_word_positions(name: str) -> None:
-    assert misplaced_expressions(asset("templates", name).read_text()) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    ['echo "{{ x }}"', "echo '{{ x }}'", "echo a{{ x }}", "echo {{ x }}b", "# {{ x }}", 'echo "a\n{{ x }}"'],
-)
-def test_the_check_for_word_positions_finds_what_it_should(text: str) -> None:
-    assert misplaced_expressions(text)
-
-
-def misplaced_expressions(template: str) -> list[str]:
-    """Expressions inside quotes or comments, or glued to other text, where quoting does not do what it says.
-
-    Reads quotes and comments as bash does outside here-documents, which the shipped templates do not use."""
-    template = re.sub(r"{% raw %}.*?{% endraw %}", "", template, flags=re.DOTALL)
-    misplaced, quote, comment, at = [], "", False, 0
-    while at < len(template):
-        rest = template[at:]
-        if rest.startswith(("{%", "{#")):
-            at += rest.index("%}" if rest[1] == "%" else "#}") + 2
-            continue
-        if rest.startswith("{{"):
-            end = rest.index("}}") + 2
-            before, after = template[:at][-1:], rest[end : end + 1]
-            if quote or comment or before not in ("", " ", "\n", "=", "(") or after not in ("", " ", "\n", ")", ";"):
-                misplaced.append(rest[:end])
-            at += end
-            continue
-        character = rest[0]
-        if comment:
-            comment = character != "\n"
-        elif character == "\\" and quote != "'":
-            at += 1
-        elif quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        elif character == "#" and template[:at][-1:] in ("", " ", "\n"):
-            comment = True
-        at += 1
-    return misplaced

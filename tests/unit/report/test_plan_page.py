@@ -30,7 +30,10 @@ from support.tight import ONE_LAYOUT, RECIPE, hand_made_limit, judge_by, needed_
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 
 
-FEW = "context: 1, layers_by_stage: even, recompute: [none, full], offload_modules: [], techniques: asked"
+FEW = (
+    "context: 1, layers_by_stage: even, recompute: [none, full], offload_modules: [], offload_layers: 0, "
+    "offload_optimizer: 0, techniques: asked"
+)
 
 
 def drawn(setting: Setting, plan: Plan | None = None) -> str:

@@ -52,7 +52,8 @@ def test_ranked_layouts_say_the_words_that_tell_them_apart() -> None:
 
 
 def test_a_plan_that_is_not_safe_calls_its_layouts_the_closest() -> None:
-    overrides = ("nodes=1", "layout={context: 1, layers_by_stage: even, recompute: none, techniques: asked}")
+    few = "context: 1, layers_by_stage: even, recompute: none, offload_layers: 0, offload_optimizer: 0"
+    overrides = ("nodes=1", f"layout={{{few}, techniques: asked}}")
     text = plan_text(recipe_of("llama3-70b", *overrides), plan_of("llama3-70b", *overrides))
     assert "Closest layouts, none of them safe" in text
 

@@ -226,8 +226,3 @@ def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path, llmlaunch: Co
     assert "tiny: " in (tmp_path / "r.html").read_text("utf-8")
     assert "ends in .html" in llmlaunch("report", run.path, "--html", tmp_path / "r.txt", code=2).stderr
     assert "no run directory" in llmlaunch("report", f"{tmp_path}/", code=2).stderr
-
-
-def test_json_is_printed_alone(tmp_path: Path, llmlaunch: CommandLine) -> None:
-    run = restarted_run(tmp_path / "run")
-    assert llmlaunch.json("report", run.path)["run"]["name"] == "tiny"

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.errors import UserError
 from llmlaunch.rundir.memory_files import summarize
-from llmlaunch.store.collect import Outcome, collect, collect_running, open_collected
+from llmlaunch.store.collect import Outcome, collect, collect_running
 from llmlaunch.store.database import Store
 from llmlaunch.store.measurements import contents
-from llmlaunch.store.runs import Run, find_run, list_runs, set_state
+from llmlaunch.store.runs import Run, list_runs, set_state
 from support.store_run_dirs import ATTEMPT, GIB, RUN_ID, STARTED, RunDir, finished_cpu_run, gpu, tear_record
 
 
@@ -301,12 +300,6 @@ def test_the_first_steps_of_a_run_that_goes_on_are_collected_where_they_are_aske
     assert (record["step_seconds"], record["run_state"]) == (3.25, "running")
 
 
-def test_a_run_that_was_not_started_yet_waits(store: Store, tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run")
-    outcome = collected(store, run.path)
-    assert (outcome.did, outcome.state) == ("waiting", "submitted")
-
-
 def test_an_attempt_that_was_requeued_is_over_when_the_next_begins(store: Store, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.ranks("77.0", exit_code=None, signal="SIGTERM")
@@ -433,32 +426,6 @@ def test_a_directory_that_is_no_run_is_one_reason(store: Store, tmp_path: Path) 
     assert list_runs(store) == []
 
 
-def test_a_run_is_found_by_id_beginning_or_directory(store: Store, tmp_path: Path) -> None:
-    for name in ("ab-1", "ab-2"):
-        collect(store, [finished_cpu_run(tmp_path / name, name).path])
-    for word in ("ab-1", str(tmp_path / "ab-1")):
-        assert find_run(store, word).run_id == "ab-1"
-    with pytest.raises(UserError, match="2 runs"):
-        find_run(store, "ab")
-    for word in ("nobody", ""):
-        with pytest.raises(UserError, match="no run"):
-            find_run(store, word)
-
-
-def test_opening_to_read_collects_what_has_finished(tmp_path: Path, own_home: Path) -> None:
-    notes: list[str] = []
-    run = RunDir(tmp_path / "run")
-    with open_collected(notes.append) as store:
-        collect(store, [run.path])
-    run.ranks()
-    run.status()
-    with open_collected(notes.append) as store:
-        assert len(records(store)) == 2
-    with open_collected(notes.append):
-        pass
-    assert notes == [f"{RUN_ID} (succeeded): collected, 2 measurements"]
-
-
 # --- the summary that the job's last act leaves -----------------------------------------------------------------------
 
 
@@ -505,13 +472,3 @@ def test_a_summary_that_comes_after_the_verdict_is_collected_then(store: Store, 
     with_summary(run)
     assert collected(store).did == "collected"
     assert collected(store).did == "unchanged"
-
-
-def test_one_directory_named_twice_and_two_of_one_id(store: Store, tmp_path: Path) -> None:
-    run = finished_cpu_run(tmp_path / "run")
-    (tmp_path / "link").symlink_to(run.path)
-    copy = finished_cpu_run(tmp_path / "copy")
-    outcomes = collect(store, [run.path, tmp_path / "link", copy.path])
-    assert [outcome.did for outcome in outcomes] == ["collected", "unchanged", "unreadable"]
-    assert "is a copy of run" in str(outcomes[2].reason)
-    assert len(contents(store)) == 2

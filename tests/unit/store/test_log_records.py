@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.command_lines.training_log import LoggedDeath, LoggedPeak, TrainingLog
+from llmlaunch.command_lines.training_log import LoggedPeak, TrainingLog
 from llmlaunch.store.log_records import log_records
 
 GIB = 2**30
@@ -67,21 +67,3 @@ def test_where_the_stage_is_not_known_the_record_does_not_claim_one() -> None:
     alone = {**TEMPLATE, "layout": {**TEMPLATE["layout"], "pipeline": 1}}
     [record] = log_records(alone, replace(LOG, peaks=(peak("device", GIB, None),)), "log")
     assert record["pipeline_rank"] == 0
-
-
-def test_a_death_is_a_record_without_bytes_and_its_peaks_are_of_a_failed_run() -> None:
-    death = LoggedDeath(
-        90, "torch.OutOfMemoryError: CUDA out of memory.", {"asked_bytes": GIB, "allocated_bytes": 70 * GIB}, 5
-    )
-    records = log_records(TEMPLATE, replace(LOG, peaks=(peak("reserved", 75 * GIB, 4),), deaths=(death,)), "log")
-    assert [record["run_state"] for record in records] == ["failed", "failed"]
-    oom = records[1]
-    assert (oom["peak_kind"], oom["peak_bytes"], oom["pipeline_rank"], oom["global_rank"]) == ("oom", None, 1, 5)
-    assert (oom["line"], oom["numbers"]) == (death.text, death.numbers)
-    assert oom["source"]["citation"] == "log:90"
-
-
-def test_step_times_alone_say_that_the_job_fitted() -> None:
-    [record] = log_records(TEMPLATE, LOG, "log")
-    assert (record["id"], record["peak_kind"], record["peak_bytes"]) == ("log/abc/run/fits", "fits", None)
-    assert record["source"]["citation"] == "log:50"

@@ -11,7 +11,7 @@ import pytest
 from llmlaunch.calibration.calibrations import Calibration, Errors, calibration_id, calibration_of_json
 from llmlaunch.calibration.ratios import DEATH, Bound, Score
 from llmlaunch.errors import UserError
-from llmlaunch.store.calibrations import Use, all_calibrations, find_calibration, in_use, put, use, uses
+from llmlaunch.store.calibrations import all_calibrations, find_calibration, in_use, put, use
 from llmlaunch.store.database import Store
 from support.calibrated import calibration, score
 from support.json_schemas import validate
@@ -55,21 +55,6 @@ def test_all_are_kept_and_one_of_each_backend_and_accelerator_is_in_use(store: S
         assert in_use(connection, "megatron", "H200") is None
         assert all_calibrations(connection, "megatron") == [first, second]
         assert find_calibration(connection, other.id) == other
-
-
-def test_going_back_is_kept(store: Store) -> None:
-    first, second = make_calibration(1.8e9), make_calibration(1.9e9)
-    where_used = (first.backend, first.accelerator)
-    with store.write() as connection:
-        put(connection, first)
-        put(connection, second)
-        for at, chosen in enumerate((first.id, second.id, first.id, None)):
-            use(connection, *where_used, chosen, float(at))
-    with store.read() as connection:
-        assert in_use(connection, *where_used) is None
-        in_order = [first.id, second.id, first.id, None]
-        assert [entry.calibration_id for entry in uses(connection, where_used[0])] == in_order
-        assert uses(connection)[-1] == Use(*where_used, None, 3.0)
 
 
 def test_what_is_not_there_or_of_another_accelerator_is_refused(store: Store) -> None:

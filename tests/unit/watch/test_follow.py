@@ -156,13 +156,3 @@ def test_a_job_nobody_knows_is_given_up_and_does_not_hold_up_the_others(tmp_path
     ask = Recorded(job11=[UNKNOWN], job12=[RUNS, DONE])
     states = follow_several(runs, Screen(io.StringIO()), ask=ask, poll_seconds=0.01, patience_seconds=0.1)
     assert (states["11"].phase, states["12"].phase) == ("unknown", "succeeded")
-
-
-def test_ctrl_c_ends_the_looking_at_several_alone(runs: list[Submission]) -> None:
-    output = io.StringIO()
-    presser = when_written(output, "running")
-    ask = Recorded(job11=[RUNS])
-    states = follow_several(runs[:1], Screen(output), ask=ask, poll_seconds=60.0)
-    presser.join()
-    assert states["11"].phase == "running"
-    assert "the jobs continue" in output.getvalue().splitlines()[-1]
