@@ -12,9 +12,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 600
+# The search has other tests.
+FEW = "layout={context: 1, micro_batch_size: 1, recompute: none, techniques: asked}"
 # `check` in a process that then says which of these it has imported, and its exit code.
 CHECK = (
-    "import sys; sys.argv = ['llmlaunch', 'check', 'llama3-8b.yaml', '--json'];"
+    f"import sys; sys.argv = ['llmlaunch', 'check', 'llama3-8b.yaml', '{FEW}', '--json'];"
     "from llmlaunch.cli.main import _run; code = _run();"
     "heavy = {'sqlalchemy', 'torch', 'deepspeed', 'megatron', 'rich', 'pandas'};"
     "print(sorted(heavy & set(sys.modules)), code, file=sys.stderr)"
@@ -86,14 +88,13 @@ def test_a_recipe_is_started_checked_planned_and_rendered(python: Path, empty: P
     checked = run([str(python), "-c", CHECK], empty, HOME=str(empty.parent))
     assert checked.stderr.strip().endswith("[] 0"), checked.stderr
     assert json.loads(checked.stdout)["verdict"] == "safe"
-    few = "layout={context: 1, micro_batch_size: 1, recompute: none, techniques: asked}"  # the search has other tests
-    llmlaunch("plan", "llama3-8b.yaml", few, "--html", "plan.html")
+    llmlaunch("plan", "llama3-8b.yaml", FEW, "--html", "plan.html")
     assert "</html>" in (empty / "plan.html").read_text("utf-8")
-    llmlaunch("render", "llama3-8b.yaml", few, "-o", "run")
+    llmlaunch("render", "llama3-8b.yaml", FEW, "-o", "run")
     assert run(["bash", "-n", "run/job.sbatch"], empty).returncode == 0
     helped = run(["python3", "-I", "-S", "run/node.pyz", "--help"], empty)
     assert "monitor" in helped.stdout + helped.stderr
     checkout = "backend.path=/no-such-file-system/Megatron-LM"
-    assert "#SBATCH --nodes=4" in llmlaunch("submit", "llama3-8b.yaml", few, checkout, "--dry-run", "--full")
+    assert "#SBATCH --nodes=4" in llmlaunch("submit", "llama3-8b.yaml", FEW, checkout, "--dry-run", "--full")
     llmlaunch("report", "run", "--html", "report.html")
     assert "not submitted" in (empty / "report.html").read_text("utf-8")
