@@ -20,7 +20,7 @@ AT_ONCE ?= 6
 LIVES := injection.py life.py power_cut.py same_allocation.py what_ended_it.py
 
 # Modules whose questions to real frameworks are recorded.
-RECORDED := deepspeed_traced.py family_bytes.py megatron_layers.py megatron_models.py megatron_oracle.py megatron_traced.py
+RECORDED := deepspeed_accepts.py deepspeed_bytes.py deepspeed_traced.py family_bytes.py megatron_core_0_16.py megatron_layers.py megatron_models.py megatron_oracle.py megatron_traced.py rank_environment.py
 
 .PHONY: quickstart test unit soak answers corpus oracle-full lint install install-frameworks benchmark accuracy-table step-time-table coverage-table flags-table docs docs-screens docs-tables clean
 

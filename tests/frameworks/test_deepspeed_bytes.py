@@ -1,14 +1,16 @@
-"""What our table says DeepSpeed's classes hold per parameter, against live tensors of real engines on two ranks."""
+"""What our table says DeepSpeed's classes hold per parameter, against live tensors of real engines on two ranks: those
+recorded, and in `make soak` those of this run."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from judges import deepspeed_versions
 from trainer_runner import Train
 
 from llmlaunch.assets import asset
@@ -24,7 +26,7 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.recipe.load import load_recipe
-from support.soak import SOAK, share
+from support.recorded import recorded
 
 pytestmark = pytest.mark.frameworks
 
@@ -41,15 +43,8 @@ LLAMA = ModelShape("llama", 4, 64, 160, 4, 2, 16, 512, 64)
 MIXTURE = replace(LLAMA, family="mixtral", moe=MoeShape(4, 2, 96, 0, (1,) * 4))
 COUNTED = [row for row in ENGINES if row.evidence == "counted"]
 WIDE = [row for row in COUNTED if row.states == "fp32"]
-# Counted in each `make test`: an engine of each class, with gradients and states of each kind.
-CHOSEN = (
-    *((0, "fp32", "same", "fp32"), (1, "half", "fp32", "fp32"), (2, "half", "same", "bf16")),
-    *((3, "half", "same", "fp32"), (3, "half", "same", "bf16")),
-)
-ROWS = share(COUNTED, lambda row: (row.stage, row.precision, row.accumulation, row.states) in CHOSEN)
-FOREACH = [row for row in ROWS if row.foreach_step is not None and (SOAK or row.stage == 3)]
-PLAIN = [row for row in WIDE if row.stage and (row.precision, row.accumulation) == ("half", "same")]
-ALONE = share(PLAIN, lambda row: row.stage == 3)
+FOREACH = [row for row in COUNTED if row.foreach_step is not None]
+ALONE = [row for row in WIDE if row.stage and (row.precision, row.accumulation) == ("half", "same")]
 
 
 def label(row: Engine) -> str:
@@ -84,12 +79,30 @@ def config(row: Engine, microbatches: int) -> dict[str, Any]:
     return made
 
 
-def run(train: Train, folder: Path, cases: list[dict[str, Any]], ranks: int = RANKS) -> dict[str, Any]:
-    result = train([{"name": "counted", "ranks": ranks, "files": {}, "words": [], "counted": cases}], folder)["counted"]
-    assert set(result.codes) == {0}, result.said[-3000:]
-    line = next(line for line in result.said.splitlines() if line.startswith("COUNTED "))
-    counts: dict[str, Any] = json.loads(line.removeprefix("COUNTED "))
-    return counts
+Count = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def count(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Count]:
+    """Count cases, one after the other, in processes of their own."""
+
+    def live(cases: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
+        train: Train = request.getfixturevalue("train")
+        asked = {"name": "counted", "ranks": ranks, "files": {}, "words": [], "counted": cases}
+        result = train([asked], tmp_path_factory.mktemp("counted"))["counted"]
+        assert set(result.codes) == {0}, result.said[-3000:]
+        line = next(line for line in result.said.splitlines() if line.startswith("COUNTED "))
+        counts: dict[str, Any] = json.loads(line.removeprefix("COUNTED "))
+        return counts
+
+    with recorded("deepspeed_bytes", deepspeed_versions(), live=()) as record:
+
+        def counted(cases: list[dict[str, Any]], ranks: int = RANKS) -> dict[str, Any]:
+            question = json.dumps({"ranks": ranks, "cases": cases})
+            counts: dict[str, Any] = record.answer(question, lambda: live(cases, ranks), exact=False)
+            return counts
+
+        yield counted
 
 
 def case(row: Engine, microbatches: int) -> dict[str, Any]:
@@ -122,8 +135,7 @@ GATHERED = {
     "one by one": (LLAMA, Gathering(200_000, 500_000, 0, 20_000, sequential=True)),
     "a mixture as one module": (MIXTURE, Gathering(0, 200_000, 300_000, 0)),
 }
-LIMITS = share(GATHERED, ("reuse beyond what may live", "a mixture as one module"))
-SUB_GROUPS = share((4, 8), (4,))
+SUB_GROUPS = (4, 8)
 
 
 def gathered_case(name: str) -> dict[str, Any]:
@@ -154,28 +166,27 @@ def split_case(layout: Layout, stage: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def counted(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def counted(count: Count) -> dict[str, Any]:
     """The rows with one and with two micro-batches, and with an AdamW that is not fused where that takes more.
 
     ZeRO 3 has processes of its own, because it frees little, and the second shard of hpZ comes after the rest of it,
     because its groups stay.
     """
-    plain = [case(row, m) for row in ROWS for m in (1, 2)]
+    plain = [case(row, m) for row in COUNTED for m in (1, 2)]
     foreach = [unfused_case(row) for row in FOREACH]
     by_stage = {case["name"]: case["config"]["zero_optimization"]["stage"] for case in (*plain, *foreach)}
     sharded = [case for case in (*plain, *foreach) if by_stage[case["name"]] == 3]
     others = [case for case in (*plain, *foreach) if by_stage[case["name"]] < 3]
     grouped = [in_sub_groups(layers) for layers in SUB_GROUPS]
     first = [*others, split_case(TENSOR, 1)]
-    second = [*sharded, *grouped, *map(gathered_case, LIMITS), secondary(), split_case(CONTEXT, 2)]
-    place = tmp_path_factory.mktemp("counted")
-    return run(train, place / "others", first) | run(train, place / "sharded", second)
+    second = [*sharded, *grouped, *map(gathered_case, GATHERED), secondary(), split_case(CONTEXT, 2)]
+    return count(first) | count(second)
 
 
 @pytest.fixture(scope="module")
-def counted_alone(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def counted_alone(count: Count) -> dict[str, Any]:
     """ZeRO stages in bf16, on one rank."""
-    return run(train, tmp_path_factory.mktemp("alone"), [case(row, 2) for row in ALONE], ranks=1)
+    return count([case(row, 2) for row in ALONE], ranks=1)
 
 
 def bytes_of(*shares: Share) -> float:
@@ -196,7 +207,7 @@ def lasting(row: Engine) -> float:
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("row", ROWS, ids=label)
+@pytest.mark.parametrize("row", COUNTED, ids=label)
 def test_an_engine_holds_what_its_row_says(counted: dict[str, Any], row: Engine, microbatches: int) -> None:
     """What lasts, to one of the sixteen layers; the others, to the two buckets the estimate adds to the rows. At the
     end of the backward two more: gloo's threads let go of a bucket when they are done, which depends on the machine.
@@ -233,7 +244,7 @@ def test_a_split_model_holds_what_we_count(counted: dict[str, Any], layout: Layo
     assert found["lasting"] / mine.dense[0] == pytest.approx(row.lasting[0] + row.lasting[1] / shared, rel=0.02)
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", GATHERED)
 def test_zero_3_gathers_what_the_list_of_parameters_says(counted: dict[str, Any], name: str) -> None:
     shape, limits = GATHERED[name]
     mine = gathered(shape, ModuleSplit(), None, limits, False)
