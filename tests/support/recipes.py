@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from llmlaunch.assets import asset
@@ -24,6 +25,13 @@ ON_FOUR_NODES = {
 def recipe_of(name: str, *overrides: str) -> Recipe:
     """Return the gallery's recipe of that name with `KEY=VALUE` overrides."""
     return load_recipe(asset("recipes", f"{name}.yaml"), overrides)
+
+
+@cache
+def gallery_of(backend: str) -> tuple[str, ...]:
+    """Return the names of the gallery's recipes of a backend."""
+    names = sorted(path.stem for path in asset("recipes").glob("*.yaml"))
+    return tuple(name for name in names if recipe_of(name).backend.name == backend)
 
 
 def small(*overrides: str) -> Recipe:
