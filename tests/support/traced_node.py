@@ -17,7 +17,7 @@ RECIPE = ROOT / "recipes" / "llama3-70b.yaml"
 ATTEMPT, RANKS = "4711.0", 8
 # Imports some of the standard library, uses CUDA, says that it is up, and trains until it may end.
 TRAINER = """
-import asyncio, csv, ctypes, decimal, email, html, http.client, json, logging, multiprocessing, sqlite3, unittest, xml
+import csv, ctypes, json, logging
 import os, pathlib, time, torch
 torch.cuda.init()
 place = pathlib.Path(os.environ["MEETING_PLACE"])

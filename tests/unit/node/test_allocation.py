@@ -14,10 +14,12 @@ from llmlaunch.node.finish import Ending, finish
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.slow_devices import SlowDevice
 from support.node_rig import ATTEMPT, NODE, NodeRig
+from support.soak import examples
 
 NODES = st.lists(st.sampled_from([f"n{number}" for number in range(12)]), unique=True)
 
 
+@examples(40, 2000)
 @given(NODES, st.integers(1, 12), st.sets(st.sampled_from([f"n{number}" for number in range(12)])))
 def test_as_many_fit_nodes_as_before_in_slurms_order_or_none(allocated: list[str], count: int, unfit: set[str]) -> None:
     trained = allocated[:count]
@@ -112,7 +114,7 @@ def test_a_verdict_names_the_nodes_of_the_next_attempt(
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "nodes": [NODE, "node2"], "started_at": 1.0})
     cpu_node.write_attempt("progress.json", {"step": 40})
     cpu_node.write_attempt(f"causes/{NODE}.json", {"kind": "ecc", "node": NODE, "line": "Xid 48", "sick": True})
-    cpu_node.rank("sh", "-c", "exit 1", rank=0).wait()
+    cpu_node.write_rank({"rank": 0, "node": NODE, "ended_at": 9.0, "exit_code": 1, "signal": None})
     finished = finish(Ending(cpu_node.run_directory, ATTEMPT, 2, 1, pool=pool))
     assert ((finished.follows.action, finished.follows.seconds), finished.follows.nodes) == (follows, nodes)
     assert finished.at_fault == (NODE,)

@@ -16,18 +16,22 @@ from llmlaunch.rundir.summary import AttemptSummary, still_whole, summary_of_jso
 from support.node_rig import ATTEMPT, NODE, NodeRig
 
 
-def run(node_side: NodeRig, script: str, rank: int, node: str = NODE) -> None:
-    node_side.rank("sh", "-c", script, rank=rank, node=node).wait()
+def run(node_side: NodeRig, end: int | str, rank: int, node: str = NODE) -> None:
+    """What its node has written of a rank that ended with a code, or by a signal (test_node_ranks.py)."""
+    code, signal = (end, None) if isinstance(end, int) else (None, end)
+    place = {"v": 1, "rank": rank, "local_rank": 0, "node": node, "pid": 100 + rank, "program_pid": 100 + rank}
+    times = {"started_at": 1000.0, "ended_at": 2000.0 + rank}
+    node_side.write_rank({**place, **times, "exit_code": code, "signal": signal, "resident_peak_bytes": 2**26 + rank})
 
 
 def train(node_side: NodeRig) -> None:
-    run(node_side, "exit 0", rank=0)
+    run(node_side, 0, rank=0)
     node_side.done(NODE)
 
 
 def train_on_two_nodes(node_side: NodeRig) -> None:
-    run(node_side, "exit 0", rank=0)
-    run(node_side, "exit 0", rank=1, node="node2")
+    run(node_side, 0, rank=0)
+    run(node_side, 0, rank=1, node="node2")
 
 
 def test_success_needs_code_markers_and_ranks(cpu_node: NodeRig) -> None:
@@ -42,8 +46,8 @@ def test_success_needs_code_markers_and_ranks(cpu_node: NodeRig) -> None:
 
 
 def test_the_launchers_code_is_the_jobs_and_the_ranks_own_is_kept(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 0", rank=0)
-    run(cpu_node, "kill -9 $$", rank=1, node="node2")
+    run(cpu_node, 0, rank=0)
+    run(cpu_node, "SIGKILL", rank=1, node="node2")
     code, status, stderr = cpu_node.finish(nodes=2, code=1)
     assert [rank.rank for rank in summary(cpu_node).ranks] == [0, 1]
     assert (code, status["state"], status["exit_code"], status["ranks"][1]["signal"]) == (1, "failed", 1, "SIGKILL")
@@ -53,18 +57,18 @@ def test_the_launchers_code_is_the_jobs_and_the_ranks_own_is_kept(cpu_node: Node
 @pytest.mark.parametrize(
     ("ends", "done", "nodes", "launcher", "code", "why"),
     [
-        pytest.param(["exit 7"], [NODE], 1, 0, 7, f"rank 0 on node {NODE} exited with 7", id="content launcher"),
-        pytest.param(["kill -SEGV $$"], [NODE], 1, 0, 139, "ended by SIGSEGV", id="a signal as a shell counts it"),
-        pytest.param(["kill -TERM $$", "exit 3", "exit 4"], [], 1, 1, 1, "3 (first of 3 failed ranks)", id="who began"),
+        pytest.param([7], [NODE], 1, 0, 7, f"rank 0 on node {NODE} exited with 7", id="content launcher"),
+        pytest.param(["SIGSEGV"], [NODE], 1, 0, 139, "ended by SIGSEGV", id="a signal as a shell counts it"),
+        pytest.param(["SIGTERM", 3, 4], [], 1, 1, 1, "3 (first of 3 failed ranks)", id="who began"),
         pytest.param([], [NODE], 2, 0, 1, "1 node left no trace", id="a node that left nothing"),
         pytest.param([], [], 1, 127, 127, "the launcher returned 127; 1 node left no trace", id="no rank started"),
-        pytest.param(["exit 0"], [NODE], 1, 5, 5, "returned 5, though every trainer ended with 0", id="launcher alone"),
+        pytest.param([0], [NODE], 1, 5, 5, "returned 5, though every trainer ended with 0", id="launcher alone"),
         # a disk too full for rank records does not fail a job that trained to its end
         pytest.param([], [NODE], 1, 0, 0, "1 node, 0 ranks", id="done markers are enough"),
     ],
 )
 def test_code_and_reason(
-    cpu_node: NodeRig, ends: list[str], done: list[str], nodes: int, launcher: int, code: int, why: str
+    cpu_node: NodeRig, ends: list[int | str], done: list[str], nodes: int, launcher: int, code: int, why: str
 ) -> None:
     cpu_node.attempt_directory.mkdir(parents=True)
     for rank, end in enumerate(ends):
@@ -84,9 +88,7 @@ def test_a_node_without_its_marker_fails_the_job(cpu_node: NodeRig) -> None:
 
 
 def test_a_rank_without_an_end_did_not_fail_by_that(cpu_node: NodeRig) -> None:
-    wrapper = cpu_node.rank("sleep", "600")
-    cpu_node.until_record()
-    wrapper.kill()
+    cpu_node.write_rank({"rank": 0, "node": NODE, "ended_at": None, "exit_code": None, "signal": None})
     cpu_node.done(NODE)
     code, status, _ = cpu_node.finish(nodes=1, code=0)
     assert (code, status["ranks"][0]["ended_at"]) == (0, None)
@@ -99,8 +101,8 @@ def test_other_attempts_do_not_count(cpu_node: NodeRig) -> None:
 
 
 def test_markers_that_a_file_system_shows_late_are_waited_for(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 0", rank=0)
-    run(cpu_node, "exit 0", rank=1, node="node2")
+    run(cpu_node, 0, rank=0)
+    run(cpu_node, 0, rank=1, node="node2")
     cpu_node.done(NODE)
     late = threading.Timer(1.0, lambda: cpu_node.done("node2"))
     late.start()
@@ -115,7 +117,7 @@ def test_a_node_that_was_heard_to_end_well_needs_no_marker(cpu_node: NodeRig) ->
 
 
 def test_what_ended_it_is_said_in_words(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 1", rank=0)
+    run(cpu_node, 1, rank=0)
     error = "torch.OutOfMemoryError: CUDA out of memory."
     cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", f"Traceback (most recent call last):\n{error}\n")
     code, status, _ = cpu_node.finish(nodes=1, code=1)
@@ -124,7 +126,7 @@ def test_what_ended_it_is_said_in_words(cpu_node: NodeRig) -> None:
 
 
 def test_what_srun_told_the_others_after_one_had_failed_is_no_preemption(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 1", rank=0)
+    run(cpu_node, 1, rank=0)
     fallbacks = [{"layout": "fallback/1", "keeps_checkpoints": False}]
     cpu_node.write("run.json", {"schema": 1, "fallbacks": fallbacks})
     cpu_node.write_attempt("told/node2", "TERM\n")
@@ -136,7 +138,7 @@ def test_what_srun_told_the_others_after_one_had_failed_is_no_preemption(cpu_nod
 
 def test_a_crash_before_the_first_step_ends_only_what_never_trained(cpu_node: NodeRig) -> None:
     restart = {"by": "requeue", "times": 20, "fruitless": 2, "backoff_seconds": 0}
-    run(cpu_node, "exit 1", rank=0)
+    run(cpu_node, 1, rank=0)
     cpu_node.write("run.json", {"schema": 1, "restart": restart})
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "end"
     # killed with its node: it left no status.json
@@ -153,7 +155,7 @@ def test_a_sample_that_ends_two_attempts_in_a_row_at_the_same_step_is_not_tried_
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "started_at": 2.0, "nodes": [NODE]})
     before = {"kind": "crash", "node": "node7", "line": error, "source": "log"}
     cpu_node.write("attempts/17.9/status.json", {"attempt": "17.9", "state": "failed", "step": 149, "cause": before})
-    run(cpu_node, "exit 1", rank=0)
+    run(cpu_node, 1, rank=0)
     cpu_node.write(f"logs/{ATTEMPT}.{NODE}.log", f"Traceback (most recent call last):\n{error}\n")
     cpu_node.write_attempt("progress.json", {"step": 150})
     assert cpu_node.finish(nodes=1, code=1)[1]["next"]["action"] == "requeue"
@@ -168,7 +170,7 @@ def test_an_attempt_that_could_not_load_its_checkpoint_is_no_vain_one(cpu_node: 
     restart = {"by": "requeue", "times": 20, "fruitless": 1, "backoff_seconds": 0}
     checkpoint = {"path": str(tmp_path), "tracker": "latest"}
     cpu_node.write("run.json", {"schema": 1, "restart": restart, "checkpoint": checkpoint})
-    run(cpu_node, "exit 1", rank=0)
+    run(cpu_node, 1, rank=0)
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 80, "started_at": 1.0})
     frame = '  File "/v/deepspeed/runtime/engine.py", line 4535, in load_checkpoint'
     error = f"{frame}\nRuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"
@@ -184,7 +186,7 @@ def test_an_attempt_that_a_bad_node_ended_is_no_vain_one(cpu_node: NodeRig, tmp_
     restart = {"by": "requeue", "times": 20, "fruitless": 1, "backoff_seconds": 0}
     checkpoint = {"path": str(tmp_path), "tracker": "latest"}
     cpu_node.write("run.json", {"schema": 1, "restart": restart, "checkpoint": checkpoint})
-    run(cpu_node, "exit 1", rank=0)
+    run(cpu_node, 1, rank=0)
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 80, "started_at": 1.0})
     cpu_node.write_attempt("progress.json", {"step": 85})
     follows = {}
@@ -201,8 +203,8 @@ def finish_stopped(rig: NodeRig, code: int, order: str = "TERM") -> dict[str, An
     return rig.finish(1, code, stop_signal=order)[1]
 
 
-@pytest.mark.parametrize(("end", "order"), [("kill -TERM $$", "TERM"), ("exit 143", "USR1")])
-def test_a_start_that_is_cancelled_is_no_crash(cpu_node: NodeRig, end: str, order: str) -> None:
+@pytest.mark.parametrize(("end", "order"), [("SIGTERM", "TERM"), (143, "USR1")])
+def test_a_start_that_is_cancelled_is_no_crash(cpu_node: NodeRig, end: int | str, order: str) -> None:
     run(cpu_node, end, rank=0)
     status = finish_stopped(cpu_node, 143, order)
     assert (status["state"], status["cause"], status["exit_code"]) == ("stopped", None, 75)
@@ -215,19 +217,19 @@ def test_a_start_that_is_cancelled_before_any_rank_is_no_crash(cpu_node: NodeRig
 
 
 def test_a_crash_of_its_own_stays_one_though_it_was_told_to_stop(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 3", rank=0)
+    run(cpu_node, 3, rank=0)
     assert finish_stopped(cpu_node, 3)["state"] == "failed"
 
 
 def test_who_is_cancelled_after_a_step_and_does_not_save_was_cancelled(cpu_node: NodeRig) -> None:
-    run(cpu_node, "kill -TERM $$", rank=0)
+    run(cpu_node, "SIGTERM", rank=0)
     cpu_node.write_attempt("progress.json", {"step": 4})
     status = finish_stopped(cpu_node, 143)
     assert (status["state"], status["cause"]["kind"]) == ("failed", "cancelled")
 
 
 def test_a_training_that_the_watchdog_ended_for_its_loss_says_so_and_stays_ended(cpu_node: NodeRig) -> None:
-    run(cpu_node, "kill -KILL $$", rank=0)
+    run(cpu_node, "SIGKILL", rank=0)
     cpu_node.write("run.json", {"schema": 1, "on_bad_loss": {"action": "stop", "times": 2}})
     bad = {"kind": "not_finite", "since_step": 41, "good_step": 40, "loss": "nan", "ended": True}
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 30, "started_at": 1.0})
@@ -241,7 +243,7 @@ def test_a_training_that_the_watchdog_ended_for_its_loss_says_so_and_stays_ended
 
 @pytest.mark.parametrize(("action", "why"), [("rollback", "no whole checkpoint"), ("stop", "on_bad_loss: stop")])
 def test_a_bad_loss_that_a_second_gpu_confirms_is_a_bad_loss(cpu_node: NodeRig, action: str, why: str) -> None:
-    run(cpu_node, "exit 17", rank=0)
+    run(cpu_node, 17, rank=0)
     cpu_node.write("run.json", {"schema": 1, "on_bad_loss": {"action": action, "times": 2}})
     cpu_node.write_attempt("attempt.json", {"attempt": ATTEMPT, "from_step": 30, "started_at": 1.0})
     verdict = "Rank 0, node n1, device 0, iteration #31: Correct result (but possible Application error) (found NaN)!"
@@ -254,7 +256,7 @@ def test_a_bad_loss_that_a_second_gpu_confirms_is_a_bad_loss(cpu_node: NodeRig, 
 
 
 def test_a_verdict_comes_whatever_the_cause_trips_over(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 3", rank=0)
+    run(cpu_node, 3, rank=0)
     record = cpu_node.attempt_directory / "ranks" / f"{NODE}.jsonl"
     record.write_text(record.read_text().replace('"ended_at": ', '"ended_at": "", "_": '))
     record.write_text(record.read_text() + '{"rank": 1, "node": [], "exit_code": 1}\n')
@@ -304,7 +306,7 @@ def test_a_file_system_that_hangs_is_not_waited_for(
 
 
 def test_a_pipe_among_the_monitors_files_holds_nobody_up(cpu_node: NodeRig) -> None:
-    run(cpu_node, "exit 0", rank=0)
+    run(cpu_node, 0, rank=0)
     (cpu_node.run_directory / "peaks").mkdir()
     os.mkfifo(cpu_node.run_directory / "peaks" / "node9.jsonl")
     cpu_node.done(NODE)

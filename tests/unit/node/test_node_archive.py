@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import subprocess
 import sys
 import tokenize
 import zipfile
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-
-import pytest
 
 import llmlaunch
 from llmlaunch.rendering.node_archive import OBSERVING, bare_source, node_archive
 from support.node_rig import NODE, NodeRig, run_archive
+from support.soak import share
 
 PACKAGE = Path(llmlaunch.__file__).parent
 
 
+@cache
 def interpreters() -> dict[tuple[int, ...], str]:
     """Every other Python of this machine by version: the system's and pyenv's."""
     programs = {sys.version_info[:2]: sys.executable}
@@ -30,9 +32,6 @@ def interpreters() -> dict[tuple[int, ...], str]:
         if answer.returncode == 0 and answer.stdout.startswith("("):
             programs.setdefault(ast.literal_eval(answer.stdout), str(path))
     return programs
-
-
-NEW_ENOUGH = {version: path for version, path in interpreters().items() if version >= (3, 9)}
 
 
 def test_same_bytes_every_time() -> None:
@@ -82,18 +81,23 @@ def test_every_file_of_ours_is_python_3_9() -> None:
             ast.parse(archive.read(name), filename=name, feature_version=(3, 9))
 
 
-@pytest.mark.parametrize("version", sorted(NEW_ENOUGH), ids=lambda version: ".".join(map(str, version)))
-def test_a_bare_python_runs_all_of_it(version: tuple[int, ...], gpu_node: NodeRig) -> None:
-    gpu_node.python = NEW_ENOUGH[version]
-    gpu_node.scenario("gpu used=3G\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_used(3.5)
-    assert gpu_node.rank("true").wait() == 0
-    end = gpu_node.stop(monitor)
-    assert end["event"] == "end"
-    assert [process["rank"] for process in end["processes"]] == [0]
-    gpu_node.done(NODE)
-    assert gpu_node.finish(nodes=1, code=0)[0] == 0
+def test_a_bare_python_runs_all_of_it(archive: Path, nvml_library: Path, tmp_path: Path) -> None:
+    """The oldest of this machine, in `make soak` each."""
+    versions = sorted(version for version in interpreters() if version >= (3, 9))
+    for version in share(versions, versions[:1]):
+        folder = tmp_path / ".".join(map(str, version))
+        folder.mkdir()
+        with contextlib.closing(NodeRig(archive, folder, nvml_library)) as rig:
+            rig.python = interpreters()[version]
+            rig.scenario("gpu used=3G\n")
+            monitor = rig.monitor()
+            rig.until_used(3.5)
+            assert rig.rank("true").wait() == 0
+            end = rig.stop(monitor)
+            assert end["event"] == "end"
+            assert [process["rank"] for process in end["processes"]] == [0]
+            rig.done(NODE)
+            assert rig.finish(nodes=1, code=0)[0] == 0
 
 
 def test_a_python_too_old_is_told_so(archive: Path) -> None:

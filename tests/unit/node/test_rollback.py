@@ -14,6 +14,7 @@ from llmlaunch.node.rollback import BadLoss, _skip, bad_loss_of, skip_argument, 
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.attempt_files import Cause
 from llmlaunch.rundir.schema import sound
+from support.soak import examples
 
 ROLLBACK = {"action": "rollback", "spike": False, "skip_batches": 20, "times": 2}
 
@@ -218,6 +219,7 @@ def test_trainers_that_end_by_themselves_name_the_step_and_the_log_the_last_good
     assert bad_loss_of(cause, {}, 440) == BadLoss(451, 440, at_once=False)
 
 
+@examples(40, 2000)
 @given(st.integers(1, 300), st.integers(0, 400), st.integers(0, 200), st.integers(1, 200), st.integers(700, 1000))
 def test_what_is_left_out_has_the_bad_step_and_never_the_last_nor_what_was_trained(
     count: int, step: int, between: int, stride: int, steps: int
