@@ -1,6 +1,7 @@
 """Random jobs, legal and not: our rules and DeepSpeed's own code agree on each, but for the exceptions written down.
 
-LLMLAUNCH_ORACLE_EXAMPLES sets how many (`make oracle-full`: thousands); 300 otherwise, the same ones every time.
+LLMLAUNCH_ORACLE_EXAMPLES sets how many (`make oracle-full`: thousands); 100 otherwise, and 300 in `make soak`, the same
+ones every time.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.requests import Adapters
+from support.soak import SOAK
 
 pytestmark = pytest.mark.frameworks
 
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "300" if SOAK else "100"))
 
 
 @dataclass(frozen=True)

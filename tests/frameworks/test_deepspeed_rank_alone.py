@@ -41,7 +41,7 @@ LARGE = {
     "ZeRO 3 of 64": Layout(data=64, micro_batch_size=1, zero_stage=3),
     "ZeRO 1 of 64, AutoTP": Layout(data=32, tensor=2, micro_batch_size=1, zero_stage=1),
 }
-STARTED, LARGE_STARTED = share(SMALL, ("ZeRO 2", "ZeRO 3, adapters")), share(LARGE, ("ZeRO 3 of 64",))
+STARTED, LARGE_STARTED = share(SMALL, ("ZeRO 3, adapters",)), share(LARGE, ("ZeRO 3 of 64",))
 
 
 def recipe_of(layout: Layout, *overrides: str) -> Recipe:

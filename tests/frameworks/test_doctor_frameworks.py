@@ -47,8 +47,6 @@ def test_what_this_environment_holds_is_said_kept_and_used(tmp_path: Path) -> No
 
 def test_the_megatron_core_of_a_checkout_goes_before_an_installed_one(tmp_path: Path) -> None:
     python = str(megatron_python())
-    installed = doctor(tmp_path, "--frameworks", python, "--local")
-    assert "megatron-core       0.19.2" in installed.stdout, installed.stderr
     (tmp_path / "megatron" / "core").mkdir(parents=True)
     (tmp_path / "megatron" / "core" / "package_info.py").write_text("MAJOR = 0\nMINOR = 16\nPATCH = 1\n")
     words = ("doctor", "--frameworks", python, "--local")

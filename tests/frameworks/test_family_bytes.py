@@ -33,6 +33,7 @@ from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import Workload
 from support.changed_facts import changed
 from support.recorded import Recorded, recorded
+from support.soak import share
 
 pytestmark = pytest.mark.frameworks
 
@@ -511,7 +512,8 @@ def test_the_script_finds_the_adapted_layers_of_every_kind_of_model(monkeypatch:
     monkeypatch.syspath_prepend(str(Path(llmlaunch.__file__).parent / "trainers" / "deepspeed"))
     from adapters import TARGETS, targets_in
 
-    for preset in ("llama3-8b", "mixtral-8x7b", "phi-4", "gpt3-6.7b", "deepseek-v3", "lfm2-1.2b"):
+    presets = ("llama3-8b", "mixtral-8x7b", "phi-4", "gpt3-6.7b", "deepseek-v3", "lfm2-1.2b")
+    for preset in share(presets, ("mixtral-8x7b", "gpt3-6.7b")):
         shape = small(load_preset(preset), 2)
         with torch.device("meta"):
             model = model_of(shape)

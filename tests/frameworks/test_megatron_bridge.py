@@ -27,16 +27,16 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.megatron_cases import Case, cases, refusals
 from support.plans import gallery_setting, legal_layouts, plan_of
-from support.recipes import recipe_of
-from support.soak import SOAK, share
+from support.recipes import gallery_of, recipe_of
+from support.soak import SOAK, in_soak, share
 from support.words import word_tokenizer
 
 pytestmark = pytest.mark.frameworks
 
 BRIDGE = FRAMEWORKS / "bridge-0.6"
 RECIPES = Path(str(asset("recipes")))
-MEGATRON = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if load_recipe(path, ()).backend.name == "megatron-lm"]
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "8" if SOAK else "4"))
+MEGATRON = gallery_of("megatron-lm")
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "8" if SOAK else "2"))
 PLANNED = "LLMLAUNCH_ORACLE_EXAMPLES" in os.environ  # `make oracle-full`
 
 # What may differ, and why it is no difference for Megatron core. Anything else fails.
@@ -86,7 +86,7 @@ def test_layers_with_gated_delta_nets_are_those_of_megatron(ask: Ask) -> None:
     check_alike(ask, Case(recipe, Layout(2, 2, data=8, expert=8, sequence_parallel=1, zero_stage=1)))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("precision", ["bf16", *in_soak("fp16", "fp32")])
 def test_layers_of_one_part_each_are_those_of_megatron(ask: Ask, precision: str) -> None:
     words = ("model={base: nemotron-3-super, mtp_num_layers: 2, mtp_repeated: true}", f"training.precision={precision}")
     check_alike(ask, Case(recipe_of("qwen3-30b-a3b", *words), Layout(2, 2, data=8, expert=8, sequence_parallel=1)))
@@ -153,7 +153,7 @@ def check_alike(ask: Ask, case: Case, apart: Container[str] = ()) -> dict[str, A
     return answer
 
 
-@pytest.mark.parametrize("name", share(MEGATRON, lambda name: PLANNED or name in MEGATRON[::5]))
+@pytest.mark.parametrize("name", share(MEGATRON, lambda name: PLANNED or name in MEGATRON[::9]))
 def test_the_gallery_configures_megatron_core_alike_on_both_backends(ask: Ask, name: str) -> None:
     """With one of its legal layouts, and with the planned one where there is time to plan."""
     recipe, layouts = next(legal_layouts(gallery_setting(name)))

@@ -81,7 +81,7 @@ def patterns(layers: int) -> st.SearchStrategy[Split]:
     return st.one_of(st.sampled_from(given_ones), anywhere)
 
 
-@settings(max_examples=60 if SOAK else 10)
+@settings(max_examples=60 if SOAK else 4)
 @given(data=st.data(), layout=layouts(), mtp_layers=st.sampled_from([0, 0, 1, 2]))
 def test_every_rank_and_chunk_builds_the_layers_of_the_plan(
     data: st.DataObject, layout: Layout, mtp_layers: int, megatron: MegatronJudge

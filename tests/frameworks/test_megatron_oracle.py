@@ -8,13 +8,13 @@ the random ones do not reach follow: FSDP, overlap, data and checkpoints.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from judges import MegatronJudge, Verdict
 
-from llmlaunch.assets import asset
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.rules import requirements_for, rules_for
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
@@ -23,16 +23,16 @@ from llmlaunch.planner.legality import situation
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
 from support.megatron_cases import BASE, Case, cases, refusals
 from support.megatron_disagreements import DISAGREEMENTS, layer_of
+from support.recipes import gallery_of, recipe_of
 from support.soak import SOAK, share
 
 pytestmark = pytest.mark.frameworks
 
-EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "150" if SOAK else "25"))
+EXAMPLES = int(os.environ.get("LLMLAUNCH_ORACLE_EXAMPLES", "150" if SOAK else "10"))
 PLACES = {rule.key: rule.where for rule in (*requirements_for(), *rules_for())}
 
 
@@ -63,17 +63,10 @@ def test_we_and_megatron_agree(case: Case, megatron: MegatronJudge) -> None:
         assert theirs.layer == layer_of(PLACES[ours[0]]), theirs
 
 
-def recipe_of(name: str) -> Recipe:
-    return load_recipe(asset("recipes", f"{name}.yaml"), ())
+MEGATRON = gallery_of("megatron-lm")
 
 
-GALLERY = sorted(path.stem for path in asset("recipes", ".").glob("*.yaml"))
-
-
-MEGATRON = [name for name in GALLERY if recipe_of(name).backend.name == "megatron-lm"]
-
-
-@pytest.mark.parametrize("name", share(MEGATRON, MEGATRON[::5]))
+@pytest.mark.parametrize("name", share(MEGATRON, MEGATRON[::9]))
 def test_megatron_takes_what_the_gallery_is_planned_with(name: str, megatron: MegatronJudge) -> None:
     """Up to the layers of every rank and chunk: models of this size take their time under fake tensors. In `make soak`
     the alternatives, too."""
@@ -154,14 +147,19 @@ SAVING = ("training.save_interval=5", "training.checkpoint_path=/ckpt")
 HIDDEN = "layout.overlap_expert_communication=true"
 
 
-def rendered(layout: Layout, *overrides: str, mixture: bool = False) -> Case:
-    words = (SMALL_MIXTURE if mixture else SMALL_DENSE, *SHORT, *overrides)
-    recipe = load_recipe(asset("recipes", "llama3-8b.yaml"), words)
-    assert recipe.world_size == layout.world_size
-    return Case(recipe, layout)
+MakeCase = Callable[[], Case]
 
 
-def sharded(stage: int, layout: Layout, *overrides: str, mixture: bool = False) -> Case:
+def rendered(layout: Layout, *overrides: str, mixture: bool = False) -> MakeCase:
+    def made() -> Case:
+        recipe = recipe_of("llama3-8b", SMALL_MIXTURE if mixture else SMALL_DENSE, *SHORT, *overrides)
+        assert recipe.world_size == layout.world_size
+        return Case(recipe, layout)
+
+    return made
+
+
+def sharded(stage: int, layout: Layout, *overrides: str, mixture: bool = False) -> MakeCase:
     return rendered(replace(layout, zero_stage=stage), f"layout.zero_stage={stage}", *overrides, mixture=mixture)
 
 
@@ -172,7 +170,7 @@ BLACKWELL = ("model.moe.ffn_hidden_size=64", "cluster=b200-x8", "training.fp8=mx
 SPLIT = Layout(2, context=2, data=2, sequence_parallel=1)
 
 
-def fixed(ways: str, layout: Layout = EXPERTS) -> Case:
+def fixed(ways: str, layout: Layout = EXPERTS) -> MakeCase:
     return rendered(layout, *BLACKWELL, f"layout={{{ways}}}", mixture=True)
 
 
@@ -315,7 +313,7 @@ REFUSED = {
 def test_what_we_render_of_sharding_overlap_data_and_checkpoints_is_taken(
     recorded_megatron: MegatronJudge, name: str
 ) -> None:
-    case = TAKEN[name]
+    case = TAKEN[name]()
     assert refusals(case) == []
     theirs = verdict_of(recorded_megatron, case, until="stages")
     assert theirs.accepted, (theirs, case.words)
@@ -323,13 +321,14 @@ def test_what_we_render_of_sharding_overlap_data_and_checkpoints_is_taken(
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_we_refuse_is_refused_for_that_reason(recorded_megatron: MegatronJudge, name: str) -> None:
-    case, key, why = REFUSED[name]
+    make, key, why = REFUSED[name]
+    case = make()
     assert refusals(case) == [key]
     theirs = verdict_of(recorded_megatron, case, until="stages")
     assert why in theirs.error, theirs
 
 
 def test_one_connection_is_refused_where_parameters_are_gathered(recorded_megatron: MegatronJudge) -> None:
-    case = TAKEN["stage 3, split"]
+    case = TAKEN["stage 3, split"]()
     theirs = recorded_megatron(8, case.words, {**case.environment, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, until="stages")
     assert "FSDP requires CUDA_DEVICE_MAX_CONNECTIONS > 1 or unset" in theirs.error

@@ -54,15 +54,14 @@ TURNS = Layout(pipeline=4, virtual_pipeline=2, data=128, zero_stage=1)  # p2p ov
 DEEP = ("model.num_layers=8",)
 SHARED = ("layout.zero_stage=3",)
 HALF = ("training.precision=fp16", "training.gradient_dtype=fp32")
-# in each `make test`: a stage in the middle, one that takes turns, shards of all, and experts
+# in each `make test`: a stage in the middle that takes turns, and experts
 OFTEN = (
-    Alone("llama", PLAIN, 1),
     Alone("llama", TURNS, 2, DEEP),
-    Alone("llama", Layout(data=WORLD, zero_stage=3), 0, SHARED),
     Alone("mixture", Layout(pipeline=2, data=256, expert=2, zero_stage=1), 1),
 )
 SELDOM = (
-    *(Alone("llama", PLAIN, rank) for rank in (0, 3)),
+    *(Alone("llama", PLAIN, rank) for rank in (0, 1, 3)),
+    Alone("llama", Layout(data=WORLD, zero_stage=3), 0, SHARED),
     Alone("llama", TURNS, 3, DEEP),
     Alone("llama", TURNS, 1, (*DEEP, "backend.extra_args=[--no-overlap-p2p-communication]")),
     Alone("llama", Layout(pipeline=4, data=128, zero_stage=1), 3, HALF),

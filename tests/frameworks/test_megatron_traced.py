@@ -46,9 +46,9 @@ ALLOCATION_BYTES = 512  # torch hands out no less
 SECONDS = 600
 
 
-# Traced in each `make test`: Transformer Engine's stand-ins for a mixture over tensor ranks, a kernel of the tracer's
-# own beside contexts, Bridge's model with adapters, and chunks with an optimizer of their own.
-LIVE = ("experts rank 0", "state spaces and contexts", "adapters of attention", "Muon of chunks")
+# Traced in each `make test`: Transformer Engine's stand-ins for a mixture over tensor ranks. A rehearsal
+# (test_rehearsals.py) traces Bridge's model with adapters.
+LIVE = ("experts rank 0",)
 
 
 @pytest.fixture(scope="module")
@@ -357,35 +357,33 @@ def test_a_formula_wrong_in_one_term_is_caught(wrong: Wrong, case: Case, trace: 
         wrong.check(case, traced)
 
 
-WHOLE = share(("nothing", "numbers_of_fp16"), ("nothing",))
 # What the tracer says of each is tested in tests/unit/tracing/test_trace_checks.py; here, that Megatron shows it.
 BROKEN = {
+    "numbers_of_fp16": "",  # nothing is left out
     "one_micro_batch_fewer": "3 of 4 forward passes ran through model chunk 0",
     "no_backward_pass": "0 of 4 backward passes ran through model chunk 0",
     "an_optimizer_that_does_nothing": "the optimizer keeps no state of 8 of the tensors that it steps",
     "an_overflow": "the optimizer skipped 2 of 2 steps, as after an overflow",
     "a_step_that_is_not_taken": "the optimizer stepped 1 times in 2 iterations",
 }
-TRIED = share(BROKEN, ("one_micro_batch_fewer", "an_optimizer_that_does_nothing"))
+TRIED = share(BROKEN, ("an_optimizer_that_does_nothing",))
 
 
 @pytest.fixture(scope="module")
 def broken() -> dict[str, Trace]:
     """A training step traced again and again, each time with another part left out."""
-    command = (megatron_python(), TRACED / "broken_ranks.py", *WHOLE, *TRIED, "an_argument_of_nobody")
+    command = (megatron_python(), TRACED / "broken_ranks.py", *TRIED, "an_argument_of_nobody")
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_whole_step_is_traced(name: str, broken: dict[str, Trace]) -> None:
-    assert broken[name]["trace"]["state"]["optimizer_state_count"] > 0
-
-
 @pytest.mark.parametrize("name", TRIED)
 def test_a_step_without_a_part_of_it_is_not(name: str, broken: dict[str, Trace]) -> None:
-    failure = broken[name]["failure"]
+    failure = broken[name].get("failure")
+    if not BROKEN[name]:
+        assert failure is None
+        return
     assert failure["kind"] == "dishonest", failure["detail"]
     assert BROKEN[name] in failure["what"]
 

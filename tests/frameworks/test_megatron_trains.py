@@ -43,6 +43,7 @@ from llmlaunch.imports.logs import read_logs
 from llmlaunch.layout import Layout
 from llmlaunch.node.checkpoint_folder import CheckpointFolder, Skipped
 from llmlaunch.recipe.load import load_recipe
+from support.recipes import gallery_of
 from support.soak import in_soak, share
 from support.step_lines import parser_of
 
@@ -50,7 +51,7 @@ pytestmark = pytest.mark.frameworks
 
 
 TRAINED = share(CASES, lambda case: case.chosen)
-GALLERY = sorted(path for path in asset("recipes").glob("*.yaml") if load_recipe(path).backend.name == "megatron-lm")
+GALLERY = [asset("recipes", f"{name}.yaml") for name in gallery_of("megatron-lm")]
 CHOSEN = ("deepseek-v3",)
 GALLERY_TRAINED = share([path for path in GALLERY if path.stem in GALLERY_LAYOUTS], lambda path: path.stem in CHOSEN)
 

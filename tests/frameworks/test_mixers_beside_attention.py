@@ -23,6 +23,7 @@ from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.models.sections import Mamba
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.workload import Workload
+from support.soak import in_soak
 
 pytestmark = pytest.mark.frameworks
 
@@ -50,7 +51,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return put
 
 
-@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("norm", [True, *in_soak(False)])
 def test_a_layer_keeps_what_is_priced(norm: bool, stand_in: Callable[..., None]) -> None:
     """The difference of three layers and two. The class keeps the decay of each head, too, in fp32."""
     stand_in()
@@ -77,7 +78,7 @@ class Live:
         self.bytes -= size
 
 
-@pytest.mark.parametrize(("norm", "length"), [(True, 512), (False, 512), (True, 64)])
+@pytest.mark.parametrize(("norm", "length"), [(True, 64), *in_soak((True, 512), (False, 512))])
 def test_a_mixer_runs_backward_when_attention_has_let_go(
     norm: bool, length: int, stand_in: Callable[..., None]
 ) -> None:

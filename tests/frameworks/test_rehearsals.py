@@ -163,9 +163,7 @@ def described(run: Path) -> dict[str, Any]:
     return description
 
 
-def test_a_megatron_rank_of_512_runs_alone_and_its_peak_is_read(
-    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def megatron_rank_of_512(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPU_STANDS_FOR", "9.0")
     checkout = tmp_path / "checkout"
     checkout.mkdir()
@@ -200,9 +198,7 @@ def test_a_megatron_rank_of_512_runs_alone_and_its_peak_is_read(
     assert [(each["rank"], each["pipeline_rank"]) for each in account["ranks"]] == [(RANK * 128, RANK)]
 
 
-def test_a_deepspeed_rank_of_64_runs_alone_and_its_peak_is_read(
-    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def deepspeed_rank_of_64(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     interpreter = tmp_path / "python"
     interpreter.write_text(INTERPRETER.format(process_mib=PROCESS // 2**20, scenario=scenario, python=sys.executable))
@@ -219,3 +215,13 @@ def test_a_deepspeed_rank_of_64_runs_alone_and_its_peak_is_read(
     run_json = described(run)
     assert (run_json["nodes"], run_json["devices_per_node"], run_json["measurement"]["world_size"]) == (1, 1, 64)
     assert json.loads((run / "ds_config.json").read_text())["train_batch_size"] == 128
+
+
+ALONE = {"megatron_rank_of_512": megatron_rank_of_512, "deepspeed_rank_of_64": deepspeed_rank_of_64}
+
+
+@pytest.mark.parametrize("rank", share(ALONE, ("megatron_rank_of_512",)))
+def test_a_rank_runs_alone_and_its_peak_is_read(
+    rank: str, scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ALONE[rank](scenario, tmp_path, monkeypatch)

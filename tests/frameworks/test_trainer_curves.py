@@ -66,9 +66,7 @@ ADAPTED: dict[str, tuple[Layout, tuple[str, ...]]] = {
 }
 WHOLE = Layout(micro_batch_size=8, zero_stage=1)
 # Trained in each `make test`; a name before a comma is that of the job whose curve it must have.
-SPLIT = share(
-    SPLITS, ("zero 2", "zero 3 offloaded", "tensor x data, zero 2", "context x data, zero 2", "tiles, context")
-)
+SPLIT = share(SPLITS, ("zero 3 offloaded", "tensor x data, zero 2", "context x data, zero 2", "tiles, context"))
 OTHERWISE = share(
     [name for name in ADAPTED if "," in name], ("lora, zero 3", "tied, tiles, zero 3", "bf16 states, zero 2")
 )

@@ -8,7 +8,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -32,16 +32,18 @@ def traces_of(
     asked = [job for name, job in jobs.items() if record.asks(job, name)]
     answers: dict[str, Any] = {}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (
-        errors.open("w") as file,
-        subprocess.Popen(tracer, stdin=PIPE, stdout=PIPE, stderr=file, text=True, env=environment) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):  # a tracer that ended early says why below
-            process.stdin.write("\n".join(asked))
-            process.stdin.close()
-        lines = iter(process.stdout)
+    with ExitStack() as stack:
+        lines: Iterator[str] = iter(())
+        if asked:
+            file = stack.enter_context(errors.open("w"))
+            started = subprocess.Popen(tracer, stdin=PIPE, stdout=PIPE, stderr=file, text=True, env=environment)
+            process = stack.enter_context(started)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with suppress(BrokenPipeError):  # a tracer that ended early says why below
+                process.stdin.write("\n".join(asked))
+                process.stdin.close()
+            lines = iter(process.stdout)
 
         def ask(name: str) -> Trace:
             while name not in answers:

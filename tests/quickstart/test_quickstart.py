@@ -4,8 +4,10 @@ tutorial of the docs, from beginning to end, which shows what llmlaunch prints. 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from support.soak import SOAK
 
 RECIPE = asset("recipes", "quickstart.yaml")
 STEPS = 10 if SOAK else 5
+BEGAN = time.time()
 
 pytestmark = pytest.mark.frameworks
 
@@ -68,6 +71,9 @@ def measured(recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_it_succeeds_and_says_so(submitted: str) -> None:
     assert "The run succeeded" in submitted
+    extensions = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    built = [path for path in extensions.rglob("*.so") if path.stat().st_mtime >= BEGAN]
+    assert not built, "an extension was compiled; nobody is to wait for a compiler"
 
 
 def test_it_trains_for_real_and_the_loss_falls(losses: list[float]) -> None:

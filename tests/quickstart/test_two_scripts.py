@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_quickstart import llmlaunch
 
+from support.command_line import CommandLine
 from support.node_rig import until
 
 RENDERED = Path(__file__).resolve().parents[1] / "data" / "runs" / "two_scripts.tar.xz"
@@ -61,17 +61,19 @@ def status_of(run: Path) -> dict[str, Any]:
     return status
 
 
-def test_an_old_run_is_started_cancelled_resumed_reported_and_collected(run: Path, tmp_path: Path) -> None:
-    llmlaunch(tmp_path, "resume", run, "--local")
+def test_an_old_run_is_started_cancelled_resumed_reported_and_collected(
+    run: Path, tmp_path: Path, llmlaunch: CommandLine
+) -> None:
+    llmlaunch("resume", run, "--local")
     until(lambda: (tmp_path / "checkpoints" / "latest").exists(), "it has saved")
-    llmlaunch(tmp_path, "cancel", run)
+    llmlaunch("cancel", run)
     until(lambda: (run / "status.json").exists(), "its job has ended")
-    assert "llmlaunch resume" in llmlaunch(tmp_path, "status", run, code=None).stdout
-    llmlaunch(tmp_path, "resume", run, "--local")
+    assert "llmlaunch resume" in llmlaunch("status", run, code=(0, 1, 3)).stdout
+    llmlaunch("resume", run, "--local")
     until(lambda: status_of(run)["step"] == 400, "it has trained to its end")
     status = status_of(run)
     assert (status["state"], [rank["exit_code"] for rank in status["ranks"]]) == ("succeeded", [0, 0])
-    assert "2 attempts" in llmlaunch(tmp_path, "report", run).stdout
-    llmlaunch(tmp_path, "collect", run)
-    records = json.loads(llmlaunch(tmp_path, "measurements", "list", "--json").stdout)["measurements"]
+    assert "2 attempts" in llmlaunch("report", run).stdout
+    llmlaunch("collect", run)
+    records = llmlaunch.json("measurements", "list")["measurements"]
     assert {record.get("global_rank") for record in records} >= {0, 1}

@@ -82,7 +82,6 @@ def numbers_of_fp16() -> None:
 BREAKS: dict[str, Callable[[], None]] = {
     one.__name__: one
     for one in (
-        nothing,
         numbers_of_fp16,
         one_micro_batch_fewer,
         no_backward_pass,

@@ -19,6 +19,7 @@ from llmlaunch.causes.hang_roots import TooManyRanks, find_roots
 from llmlaunch.rundir import plain_pickle
 from support.flight_dumps import Recorder, write_dumps
 from support.hostile_dumps import EMPTY_DICT, MARK, SET_ITEMS, dump_with, nested, shared_lists, text
+from support.soak import examples
 
 LEVELS = 60
 """Ten to the power of sixty: a reader that walks one such value never returns."""
@@ -30,7 +31,7 @@ def in_a_list(instructions: bytes) -> bytes:
     return b"](" + instructions + b"e"
 
 
-@pytest.mark.parametrize("value", [shared_lists(LEVELS), nested(50_000)], ids=["shared ten ways", "nested"])
+@pytest.mark.parametrize("value", [shared_lists(LEVELS), nested(5_000)], ids=["shared ten ways", "nested"])
 def test_a_list_that_has_no_end_costs_what_its_bytes_cost(value: bytes) -> None:
     for field in (*FIELDS, "p2p_seq_id", "retired", "frames"):
         for instructions in (value, in_a_list(value)):
@@ -120,6 +121,7 @@ ENTRIES = st.fixed_dictionaries(
 CONFIG = st.dictionaries(st.text(max_size=3), VALUES | st.fixed_dictionaries({"ranks": VALUES | st.just("[0, 1]")}))
 
 
+@examples(12, 2000)
 @given(
     dumps=st.lists(st.tuples(st.lists(VALUES | ENTRIES, max_size=6), CONFIG | VALUES), min_size=1, max_size=4),
     form=st.sampled_from([json.dumps, pickle.dumps]),
@@ -133,6 +135,7 @@ def test_values_of_the_wrong_kind_are_left_out_and_blame_nobody_by_an_exception(
     find_roots(by_rank)
 
 
+@examples(50, 2000)
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_bytes_of_any_kind_in_the_midst_of_a_dump_are_one_sentence_at_most(junk: bytes, place: int) -> None:
     whole = dump_with({"frames": shared_lists(4)})

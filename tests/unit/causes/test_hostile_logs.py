@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.causes import log_scan
 from llmlaunch.causes.log_scan import MESSAGE_LINES, READ_CHARACTERS, scan
+from support.soak import examples
 
 UNITS = [
     "[rank3]: ", "\x1b[0;", "out of memory ",
@@ -24,7 +25,7 @@ UNITS = [
     "caught collective operation timeout OpType=ALLREDUCE\n", "NCCL error: unhandled system error\nLast error:\n",
     "pin_memory\nCUDA out of memory\n",
 ]  # fmt: skip
-TEXT_CHARACTERS = 2**15
+TEXT_CHARACTERS = 2**14
 
 
 class Counted:
@@ -85,6 +86,7 @@ def test_a_hostile_log_costs_what_its_length_costs(unit: str, form: str, given_c
     assert twice <= 2.5 * once + 1000 * READ_CHARACTERS
 
 
+@examples(40, 2000)
 @given(
     st.lists(
         st.sampled_from([*UNITS, "killed\n", "Error: ", "x" * 300, "\u202e", "\x00", "NVRM: Xid (PCI:0): " + "7" * 99]),

@@ -251,6 +251,6 @@ def test_options_of_sbatch_with_a_command_in_quotes_are_those_of_the_job() -> No
 
 
 def test_jobs_that_a_script_submits_share_its_budget(tmp_path: Path) -> None:
-    text = "for i in {1..20}; do sbatch --wrap 'for j in {1..2000}; do run; done'; done"
+    text = "for i in {1..20}; do sbatch --wrap 'for j in {1..2000}; do :; done'; done"
     with pytest.raises(UserError, match="takes more than 20,000 commands to read"):
         trainer_commands(read_script(text, "train.sh", tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_scripts import run_example
@@ -15,21 +16,24 @@ from support.wandb_files import read_back
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
-def test_a_run_is_one_run_of_wandb_and_what_grew_is_written_under_the_same_id(
+def test_a_run_is_written_once_anew_where_it_grew_and_beside_its_own_once_it_has_ended(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of two runs the training of one writes to W&B itself (tracking.wandb), which gets its figures there."""
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     folder = tmp_path / "wandb-runs"
     directory = finished(tmp_path / "run")
+    (other,) = exported(store, finished(tmp_path / "other", run_id="other"))
+    own = {**json.loads(other), "wandb": {"id": "my-run-1", "project": "ours", "entity": "us", "name": "shown"}}
+    tracked = {state: json.dumps({**own, "state": state, "cause": "oom"}) + "\n" for state in ("running", "failed")}
 
-    def written_runs() -> list[Path]:
-        return list((folder / "wandb").glob("offline-run-*"))
+    def written_runs() -> list[dict[str, Any]]:
+        return [read_back(path) for path in (folder / "wandb").glob("offline-run-*")]
 
-    lines = exported(store, directory)
+    lines = [*exported(store, directory), tracked["running"]]
     run_example("to_wandb", lines, folder)
     run_example("to_wandb", lines, folder)
-    (first,) = written_runs()
-    contents = read_back(first)
+    (contents,) = written_runs()
     assert (contents["id"], contents["project"], contents["name"], contents["exit"]) == (RUN_ID, "llmlaunch", RUN_ID, 0)
     assert contents["config"]["layout.pipeline"] == 2
     assert contents["summary"]["peak_bytes/device/stage1"] == 30 * GIB
@@ -37,25 +41,12 @@ def test_a_run_is_one_run_of_wandb_and_what_grew_is_written_under_the_same_id(
     assert contents["summary"]["state"] == "succeeded"
 
     written(directory, (20, 35))
-    run_example("to_wandb", exported(store, directory), folder)
-    assert {read_back(path)["id"] for path in written_runs()} == {RUN_ID}
-    assert {read_back(path)["summary"]["peak_bytes/worst"] for path in written_runs()} == {30 * GIB, 35 * GIB}
-
-    everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
-    assert KEY.encode() not in everything
-
-
-def test_a_run_that_the_training_itself_writes_gets_its_figures_there_once_it_has_ended(
-    store: Store, tmp_path: Path
-) -> None:
-    (line,) = exported(store, finished(tmp_path / "run"))
-    own = {"id": "my-run-1", "project": "ours", "entity": "us", "name": "shown"}
-    running = {**json.loads(line), "state": "running", "wandb": own}
-    run_example("to_wandb", [json.dumps(running)], tmp_path / "wandb-runs")
-    assert not list(tmp_path.rglob("offline-run-*"))
-    run_example("to_wandb", [json.dumps({**running, "state": "failed", "cause": "oom"})], tmp_path / "wandb-runs")
-    (written_run,) = (tmp_path / "wandb-runs" / "wandb").glob("offline-run-*")
-    contents = read_back(written_run)
-    assert (contents["id"], contents["project"], contents["name"]) == ("my-run-1", "ours", "shown")
-    assert contents["summary"]["cause"] == "oom"
-    assert contents["summary"]["peak_bytes/device/stage1"] == 30 * GIB
+    run_example("to_wandb", [*exported(store, directory), tracked["failed"]], folder)
+    everything = written_runs()
+    ours = [run for run in everything if run["id"] == RUN_ID]
+    assert {run["summary"]["peak_bytes/worst"] for run in ours} == {30 * GIB, 35 * GIB}
+    (theirs,) = [run for run in everything if run["id"] != RUN_ID]
+    assert (theirs["id"], theirs["project"], theirs["name"]) == ("my-run-1", "ours", "shown")
+    assert theirs["summary"]["cause"] == "oom"
+    assert theirs["summary"]["peak_bytes/device/stage1"] == 30 * GIB
+    assert not any(KEY.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())

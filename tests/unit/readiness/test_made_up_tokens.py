@@ -13,6 +13,7 @@ from job_files import checkout
 
 from support.command_line import CommandLine
 from support.recipes import recipe_text
+from support.soak import in_soak
 
 SAID = "recipe.yaml:8: data.mock: trains on made-up tokens"
 YELLOW = "\x1b[33m"
@@ -74,7 +75,7 @@ def test_several_runs_say_it_once(tmp_path: Path, llmlaunch: CommandLine) -> Non
 
 def test_a_terminal_shows_it_in_yellow_unless_no_colour_is_wanted(tmp_path: Path) -> None:
     recipe = written(tmp_path)
-    command = ("submit", recipe, "--dry-run")
-    (line,) = [line for line in on_a_terminal(*command, NO_COLOR="").splitlines() if SAID in line]
-    assert line.removeprefix(CLEARED).startswith(YELLOW)
-    assert YELLOW not in on_a_terminal(*command, NO_COLOR="1")
+    for colour in ("", *in_soak("1")):
+        text = on_a_terminal("submit", recipe, "--dry-run", NO_COLOR=colour)
+        (line,) = [line for line in text.splitlines() if SAID in line]
+        assert line.removeprefix(CLEARED).startswith(YELLOW) == (not colour)

@@ -14,6 +14,7 @@ from llmlaunch.frameworks.base import Rendered
 from llmlaunch.rendering.launch import command_text
 from llmlaunch.rundir.command_file import CommandError, command_words
 from support.recipes import small
+from support.soak import examples
 
 VARIABLES = {"HERE": '/runs/it\'s "my" $(a) `run`\\\n', "EMPTY": ""}
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=8) | st.text(
@@ -26,6 +27,7 @@ def value(word: Word) -> str:
     return VARIABLES[word.name] + word.suffix if isinstance(word, NodeVariable) else word
 
 
+@examples(40, 2000)
 @given(WORDS, TEXT)
 def test_any_words_with_any_reasons_come_back_as_they_were(words: list[Word], why: str) -> None:
     explained = argument("--lr", *words, of="training.learning_rate", why=why)
@@ -49,6 +51,7 @@ def test_each_argument_has_its_own_line_and_says_why_it_is_there() -> None:
     ]
 
 
+@examples(40, 2000)
 @given(st.lists(TEXT, min_size=1).map(lambda words: " ".join(map(shlex.quote, words)) + "\n"))
 def test_words_quoted_by_python_for_a_shell_are_read_as_a_shell_reads_them(line: str) -> None:
     assert command_words(line, {}) == shlex.split(line)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.rundir.goodput import AttemptFacts, goodput, goodput_of
 from llmlaunch.rundir.run import begun_attempts
+from support.soak import examples
 
 START = 1_700_000_000.0
 CAUSES = ("crash", "node_fail", "hung", "oom", "preempted", None)
@@ -49,6 +50,7 @@ def made_up(draw: st.DrawFn) -> list[AttemptFacts]:
     )
 
 
+@examples(30, 2000)
 @given(attempts=made_up())
 def test_the_parts_add_up_to_the_allocated_time(attempts: list[AttemptFacts]) -> None:
     whole = goodput(attempts).as_json()
@@ -61,6 +63,7 @@ def test_the_parts_add_up_to_the_allocated_time(attempts: list[AttemptFacts]) ->
     assert whole["share"] is None or 0 <= whole["share"] <= 1
 
 
+@examples(30, 2000)
 @given(attempts=made_up())
 def test_a_step_counts_once(attempts: list[AttemptFacts]) -> None:
     useful = goodput(attempts).as_json()["useful_steps"]

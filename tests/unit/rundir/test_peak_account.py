@@ -14,6 +14,7 @@ from llmlaunch.rundir.peak_account import MemoryEvidence, node_summary, rank_sum
 from llmlaunch.rundir.probe_files import TorchPeaks
 from llmlaunch.rundir.summary import RankSummary
 from llmlaunch.units import GIB
+from support.soak import examples
 
 PIDS = ("1000", "1001", "9")  # of rank 0, of rank 1, of a neighbour
 CARDS = ("GPU-a", "GPU-b")
@@ -72,6 +73,7 @@ def account(
     return rank_summaries(files), [node_summary(node) for node in files.nodes.values()]
 
 
+@examples(30, 2000)
 @given(st.lists(lines(), min_size=1, max_size=5), probes, st.data())
 def test_order_and_duplicates_change_nothing(
     monitor_lines: list[dict[str, Any]], probed: Any, data: st.DataObject
@@ -82,6 +84,7 @@ def test_order_and_duplicates_change_nothing(
     assert account(again, probed) == account(monitor_lines, probed)
 
 
+@examples(30, 2000)
 @given(st.lists(lines(), max_size=4), lines(), probes)
 def test_a_line_more_lowers_nothing_that_was_seen(
     monitor_lines: list[dict[str, Any]], more: dict[str, Any], probed: Any
@@ -96,6 +99,7 @@ def test_a_line_more_lowers_nothing_that_was_seen(
         assert now.host_peak_bytes >= was.host_peak_bytes
 
 
+@examples(30, 2000)
 @given(st.lists(lines(st.just({})), min_size=1, max_size=4), lines(st.just({})), probes)
 def test_nor_a_ranks_peak_while_it_teaches_of_no_other_process(
     monitor_lines: list[dict[str, Any]], more: dict[str, Any], probed: Any
@@ -108,6 +112,7 @@ def test_nor_a_ranks_peak_while_it_teaches_of_no_other_process(
         assert (now.reserved_peak_bytes or 0) == (was.reserved_peak_bytes or 0)
 
 
+@examples(30, 2000)
 @given(st.lists(lines(), max_size=4), probes)
 def test_a_peak_is_never_less_than_torch_holds_and_the_rest_is_never_negative(
     monitor_lines: list[dict[str, Any]], probed: Any

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.rundir.plain_pickle import load_plain
+from support.soak import examples
 
 DUMPS = Path(__file__).parents[2] / "data" / "flight"
 PLAIN = st.recursive(
@@ -28,6 +29,7 @@ def test_what_pytorch_wrote_is_read_as_python_reads_it(path: Path) -> None:
     assert load_plain(content) == pickle.loads(content)
 
 
+@examples(40, 2000)
 @given(value=PLAIN, protocol=st.sampled_from([2, 3, 4]))
 def test_every_plain_value_is_read_back(value: Any, protocol: int) -> None:
     assert load_plain(pickle.dumps(value, protocol)) == value
