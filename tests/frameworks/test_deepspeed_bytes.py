@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -283,20 +282,3 @@ def test_a_single_rank_makes_the_same_buckets(counted_alone: dict[str, Any], row
     assert (seen["lasting"] - alone >= bucket(row)) == (row.stage == 3)
     if row.stage == 3:
         assert seen["step"] == pytest.approx(alone + bucket(row) + sum(row.step), rel=0.01)
-
-
-def test_a_single_rank_copies_parameters_from_the_host_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed's own handle, with torch's "meta" as the device."""
-    import torch
-    from deepspeed.runtime.zero import partition_parameters as zero
-
-    class Accelerator:
-        def current_device_name(self) -> str:
-            return "meta"
-
-    monkeypatch.setattr(zero, "get_accelerator", Accelerator)
-    shard = torch.ones(6, dtype=torch.bfloat16)
-    resting = SimpleNamespace(ds_status=zero.ZeroParamStatus.INFLIGHT, ds_tensor=shard, ds_shape=(2, 3), data=None)
-    zero.NoGatherHandle(resting)
-    assert (resting.data.device.type, tuple(resting.data.shape)) == ("meta", (2, 3))
-    assert shard.device.type == "cpu"

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -541,3 +542,20 @@ def test_a_plain_linear_holds_the_storage_of_its_weight_and_deepspeeds_own_does_
             linear(tokens, weight)
         others = [tensor for tensor in saved if tensor is not weight]
         assert any(tensor.untyped_storage().data_ptr() == weight.data_ptr() for tensor in others) == holds
+
+
+def test_a_single_rank_copies_parameters_from_the_host_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's own handle, with torch's "meta" as the device."""
+    import torch
+    from deepspeed.runtime.zero import partition_parameters as zero
+
+    class Accelerator:
+        def current_device_name(self) -> str:
+            return "meta"
+
+    monkeypatch.setattr(zero, "get_accelerator", Accelerator)
+    shard = torch.ones(6, dtype=torch.bfloat16)
+    resting = SimpleNamespace(ds_status=zero.ZeroParamStatus.INFLIGHT, ds_tensor=shard, ds_shape=(2, 3), data=None)
+    zero.NoGatherHandle(resting)
+    assert (resting.data.device.type, tuple(resting.data.shape)) == ("meta", (2, 3))
+    assert shard.device.type == "cpu"
