@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from random_jobs import RandomJob
@@ -15,7 +16,7 @@ from llmlaunch.facts import MemoryFacts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.host import HostNode, host_terms
-from llmlaunch.memory.job import Job, all_ranks
+from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.moments import state_terms, transient_terms
 from llmlaunch.memory.peak import cache_share, rank_terms
 from llmlaunch.memory.states import states
@@ -41,18 +42,29 @@ JOINED = {
 }
 
 Terms = Mapping[tuple[int, str], FloatColumn]
+Split = tuple[Layout, int]  # with its micro-batches
 
 
-def peaks_of(job: Job, layout: Layout, microbatches: int) -> dict[str, FloatColumn]:
-    """Return the peaks of every pipeline rank, by kind."""
-    rows = all_ranks(job, LayoutColumns.of([layout]), np.array([microbatches]))
+def ranks_of(job: Job, *splits: Split) -> RankColumns:
+    layouts, microbatches = zip(*splits, strict=True)
+    return all_ranks(job, LayoutColumns.of(layouts), np.array(microbatches))
+
+
+def by_split(rows: RankColumns, columns: Mapping[Any, FloatColumn]) -> list[dict[Any, FloatColumn]]:
+    """Return the columns of each split that the rows are of. Together they are priced as each alone."""
+    places = [rows.layout_index == index for index in range(rows.layout_index.max() + 1)]
+    whole = {name: np.broadcast_to(column, len(rows)) for name, column in columns.items()}
+    return [{name: column[place] for name, column in whole.items()} for place in places]
+
+
+def peaks_of(job: Job, rows: RankColumns) -> list[dict[str, FloatColumn]]:
+    """Return of each split the peaks of every pipeline rank, by kind."""
     peaks = rank_terms(job, rows)
-    return {"allocated": peaks.allocated, "reserved": peaks.reserved, "device": peaks.device}
+    return by_split(rows, {"allocated": peaks.allocated, "reserved": peaks.reserved, "device": peaks.device})
 
 
-def terms_of(job: Job, layout: Layout, microbatches: int) -> Terms:
-    """Return every term at every moment, for all pipeline ranks. Joined terms are one."""
-    rows = all_ranks(job, LayoutColumns.of([layout]), np.array([microbatches]))
+def terms_of(job: Job, rows: RankColumns) -> list[Terms]:
+    """Return of each split every term at every moment, for all pipeline ranks. Joined terms are one."""
     transient, state = transient_terms(job, rows), state_terms(job, rows, states(job, rows))
     terms: dict[tuple[int, str], FloatColumn] = {}
     moments = [(LASTING, transient.lasting, state.lasting)]
@@ -61,7 +73,7 @@ def terms_of(job: Job, layout: Layout, microbatches: int) -> Terms:
         for name, column in ((n, c) for part in parts for n, c in part.items()):
             key = moment, JOINED.get(name, name)
             terms[key] = terms.get(key, 0.0) + column
-    return terms
+    return by_split(rows, terms)
 
 
 # By group of devices, the terms that may grow where it grows, and why.
@@ -114,8 +126,11 @@ def more_devices_never_add_to_a_sharded_term(drawn: RandomJob) -> None:
     share a second shard, too."""
     job = replace(drawn.job, shape=replace(drawn.job.shape, vocab_size=131072))
     job = replace(job, facts=changed(job.facts, gathering=None, secondary_ranks=1))
-    before = terms_of(job, drawn.layout, drawn.microbatches)
-    for group, further in further_splits(drawn):
+    groups, layouts = zip(*further_splits(drawn), strict=True)
+    before, *afters = terms_of(
+        job, ranks_of(job, *((layout, drawn.microbatches) for layout in (drawn.layout, *layouts)))
+    )
+    for group, further, more in zip(groups, layouts, afters, strict=True):
         may_grow, may_end = GROWS[group], {STUBS, "cached_logits"}
         if getattr(drawn.layout, group) == 1:
             may_grow = may_grow | (EXCHANGED if group == "expert" else GROWS_FROM_ONE)
@@ -124,7 +139,7 @@ def more_devices_never_add_to_a_sharded_term(drawn: RandomJob) -> None:
             may_grow = may_grow | GROWS_FROM_ONE
         elif same_experts == (2, 1):
             may_end |= GROWS_FROM_ONE
-        for (moment, name), after in terms_of(job, further, drawn.microbatches).items():
+        for (moment, name), after in more.items():
             earlier = before[moment, name]
             at = f"{name} at moment {moment}, {group} doubled"
             if name not in may_grow:
@@ -133,15 +148,12 @@ def more_devices_never_add_to_a_sharded_term(drawn: RandomJob) -> None:
                 assert np.all(after >= earlier / 2 - ROUNDING_BYTES), f"{at}: {earlier} becomes {after}"
 
 
-def larger_jobs(drawn: RandomJob) -> Iterator[tuple[str, Job, Layout, int]]:
-    """Yield the job with more to do, or a larger model."""
-    job, layout, microbatches, shape = drawn.job, drawn.layout, drawn.microbatches, drawn.job.shape
+def larger_jobs(job: Job) -> Iterator[tuple[str, Job]]:
+    """Yield the job with longer sequences, or a larger model."""
     workload = replace(job.workload, sequence_length=2 * job.workload.sequence_length)
-    yield "sequence", replace(job, workload=workload), layout, microbatches
-    yield "micro-batch", job, replace(layout, micro_batch_size=2 * layout.micro_batch_size), microbatches
-    yield "micro-batches", job, layout, 2 * microbatches
-    for name, larger in larger_shapes(shape):
-        yield name, replace(job, shape=larger), layout, microbatches
+    yield "sequence", replace(job, workload=workload)
+    for name, larger in larger_shapes(job.shape):
+        yield name, replace(job, shape=larger)
 
 
 def larger_shapes(shape: ModelShape) -> Iterator[tuple[str, ModelShape]]:
@@ -162,55 +174,67 @@ def larger_shapes(shape: ModelShape) -> Iterator[tuple[str, ModelShape]]:
 def a_larger_job_never_needs_less(drawn: RandomJob) -> None:
     """But for what ZeRO 3 gathers, since larger parameters may be fewer that fit its limits, and for the stubs of
     matrices that become alike: there is one for every distinct shape."""
-    drawn = replace(drawn, job=replace(drawn.job, facts=changed(drawn.job.facts, gathering=None)))
-    before, stubs = (each(drawn.job, drawn.layout, drawn.microbatches) for each in (peaks_of, stubs_of))
-    for grown, job, layout, microbatches in larger_jobs(drawn):
-        spared = np.maximum(stubs - stubs_of(job, layout, microbatches), 0.0) * (1.0 + cache_share(job))
-        for kind, after in peaks_of(job, layout, microbatches).items():
-            least = before[kind] - spared - ROUNDING_BYTES
-            assert np.all(after >= least), f"{grown}: {kind} {before[kind]} becomes {after}"
+    job = replace(drawn.job, facts=changed(drawn.job.facts, gathering=None))
+    layout, microbatches = split = drawn.layout, drawn.microbatches
+    wider = replace(layout, micro_batch_size=2 * layout.micro_batch_size)
+    rows = ranks_of(job, split, (wider, microbatches), (layout, 2 * microbatches))
+    before, *afters = peaks_of(job, rows)
+    never_less("micro-batch", before, afters[0])
+    never_less("micro-batches", before, afters[1])
+    stubs = weight_gradient_stubs(job, rows)[rows.layout_index == 0]
+    for grown, larger in larger_jobs(job):
+        rows = ranks_of(larger, split)
+        fewer = np.maximum(stubs - weight_gradient_stubs(larger, rows), 0.0)
+        never_less(grown, before, *peaks_of(larger, rows), spared=fewer * (1.0 + cache_share(larger)))
 
 
-def stubs_of(job: Job, layout: Layout, microbatches: int) -> FloatColumn:
-    return weight_gradient_stubs(job, all_ranks(job, LayoutColumns.of([layout]), np.array([microbatches])))
+def never_less(
+    grown: str, before: dict[str, FloatColumn], after: dict[str, FloatColumn], spared: FloatColumn | float = 0.0
+) -> None:
+    for kind, peaks in after.items():
+        assert np.all(peaks >= before[kind] - spared - ROUNDING_BYTES), (
+            f"{grown}: {kind} {before[kind]} becomes {peaks}"
+        )
 
 
 def more_offload_never_needs_more(drawn: RandomJob) -> None:
     """Beyond the buffers that it stages through: a parameter in fp32 on its way back from the host, and the clones that
     Megatron's optimizer sets up with where only a share of it is there."""
     job = drawn.job
-    before = peaks_of(job, drawn.layout, drawn.microbatches)
-    for name, layout, more, facts in more_offloaded(drawn):
-        after = replace(job, techniques=more, facts=facts)
-        staged = staging_bytes(drawn, more)
-        for kind, peaks in peaks_of(after, layout, drawn.microbatches).items():
+    split = drawn.layout, drawn.microbatches
+    fewer_layers = replace(drawn.layout, offload_layers=drawn.layout.offload_layers + drawn.trainer.moves_layers)
+    before, after = peaks_of(job, ranks_of(job, split, (fewer_layers, drawn.microbatches)))
+    never_less("layers", after, before)
+    for name, more, facts in more_offloaded(drawn):
+        staged, moved = staging_bytes(drawn, more), replace(job, techniques=more, facts=facts)
+        (after,) = peaks_of(moved, ranks_of(moved, split))
+        for kind, peaks in after.items():
             excess = peaks - before[kind]
             assert np.all(excess <= staged + ROUNDING_BYTES), f"{name}: {kind} {before[kind]} becomes {peaks}"
 
 
-def more_offloaded(drawn: RandomJob) -> Iterator[tuple[str, Layout, Techniques, MemoryFacts]]:
-    """Yield the job's layout, techniques and facts with more on the host."""
-    layout, techniques, facts = drawn.layout, drawn.job.techniques, drawn.job.facts
-    if drawn.trainer.moves_layers:
-        yield "layers", replace(layout, offload_layers=layout.offload_layers + 1), techniques, facts
-    yield "checkpoints", layout, replace(techniques, offload_checkpoints=True), facts
-    yield "parameters", layout, replace(techniques, offload_parameters=True), facts
+def more_offloaded(drawn: RandomJob) -> Iterator[tuple[str, Techniques, MemoryFacts]]:
+    """Yield the job's techniques and facts with more on the host."""
+    techniques, facts = drawn.job.techniques, drawn.job.facts
+    yield "checkpoints", replace(techniques, offload_checkpoints=True), facts
+    yield "parameters", replace(techniques, offload_parameters=True), facts
     modules = ("qkv_linear", "core_attn", "attn_proj", "expert_fc1", "moe_act")
-    yield "modules", layout, replace(techniques, offload_modules=modules), facts
-    yield "swapped", layout, replace(techniques, swapped_share=1.0), facts
+    yield "modules", replace(techniques, offload_modules=modules), facts
+    yield "swapped", replace(techniques, swapped_share=1.0), facts
     offloading = drawn.trainer.offloading
     for share in (0.25, 0.5, 1.0):
-        if share <= techniques.offload_optimizer or (offloading is not None and share < 1.0 and layout.zero_stage < 3):
+        on_host = offloading is not None and share < 1.0 and drawn.layout.zero_stage < 3
+        if share <= techniques.offload_optimizer or on_host:
             continue
         more = replace(techniques, offload_optimizer=share)
-        yield f"optimizer {share}", layout, more, facts if offloading is None else drawn.family(offloading(share))
+        yield f"optimizer {share}", more, facts if offloading is None else drawn.family(offloading(share))
 
 
 def staging_bytes(drawn: RandomJob, more: Techniques) -> FloatColumn | float:
     facts, share = drawn.job.facts, more.offload_optimizer
     if share == drawn.job.techniques.offload_optimizer:
         return 0.0
-    rows = all_ranks(drawn.job, LayoutColumns.of([drawn.layout]), np.array([drawn.microbatches]))
+    rows = ranks_of(drawn.job, (drawn.layout, drawn.microbatches))
     trained = trained_parameters(drawn.job, rows, rank_parameters(drawn.job, rows))
     clones = 2.0 * facts.states.partly_offloaded_bytes * (trained.dense + trained.expert) if share < 1.0 else 0.0
     return FP32_BYTES * largest_parameter(drawn.job, rows) + clones
@@ -220,12 +244,11 @@ def what_leaves_the_device_is_on_the_host(drawn: RandomJob) -> None:
     """Of states and of modules' activations, where a trainer can move them; what is swapped may be recomputed."""
     job = drawn.job
     nothing = replace(job.techniques, offload_optimizer=0.0, offload_parameters=False, offload_modules=())
-    rows = all_ranks(job, LayoutColumns.of([drawn.layout]), np.array([drawn.microbatches]))
     facts = job.facts if drawn.trainer.offloading is None else drawn.family(drawn.trainer.offloading(0.0))
     here = replace(job, techniques=nothing, facts=facts)
-    before = terms_of(here, drawn.layout, drawn.microbatches)
-    after = terms_of(job, drawn.layout, drawn.microbatches)
-    host, host_before = (host_terms(each, rows, HostNode(8, resident=True)) for each in (job, here))
+    rows, rows_before = (ranks_of(each, (drawn.layout, drawn.microbatches)) for each in (job, here))
+    (before,), (after,) = terms_of(here, rows_before), terms_of(job, rows)
+    host, host_before = (host_terms(j, r, HostNode(8, resident=True)) for j, r in ((job, rows), (here, rows_before)))
     arrives = {} if job.techniques.swapped_share else {"offloaded_activations": "activations"}
     if job.facts.host.optimizer_bytes[drawn.layout.zero_stage]:
         arrives["offloaded_optimizer"] = "optimizer_states"
@@ -242,8 +265,8 @@ def the_model_is_held_at_least_once(drawn: RandomJob) -> None:
     """By all devices and hosts together: its weights, and where all of it is trained, optimizer states and, when they
     are all there, gradients."""
     job, layout, trainer = drawn.job, drawn.layout, drawn.trainer
-    rows = all_ranks(job, LayoutColumns.of([layout]), np.array([drawn.microbatches]))
-    terms = terms_of(job, layout, drawn.microbatches)
+    rows = ranks_of(job, (layout, drawn.microbatches))
+    (terms,) = terms_of(job, rows)
     host = host_terms(job, rows, HostNode(8, resident=True))
     devices = layout.tensor * layout.context * layout.data
     total = count_parameters(job.shape).total

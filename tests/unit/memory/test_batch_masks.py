@@ -40,10 +40,6 @@ def kept(
     return [float(each) for each in terms["attention_masks"]]
 
 
-def test_there_are_none_where_the_loader_makes_none() -> None:
-    assert arriving(Layout(), facts=megatron_facts()) == []
-
-
 def test_a_mask_is_a_byte_for_each_pair_of_tokens() -> None:
     assert arriving(Layout(micro_batch_size=2)) == [2 * SQUARE]
     assert arriving(Layout(tensor=8, sequence_parallel=1)) == [SQUARE]  # every tensor rank has it
@@ -65,10 +61,6 @@ def test_a_mask_arrives_before_there_are_activations_and_logits() -> None:
     masks = float(transient_terms(job, rows).moments[0]["attention_masks"][0])
     assert masks == pytest.approx(SQUARE + SQUARE / 4 - sum(parts), abs=1)
     assert masks > SQUARE / 4
-
-
-def test_only_ranks_that_get_batches_have_one() -> None:
-    assert arriving(Layout(pipeline=4)) == [SQUARE, 0, 0, SQUARE]
 
 
 def test_checkpoints_keep_the_mask_of_every_micro_batch_in_flight() -> None:
@@ -104,15 +96,3 @@ def test_each_worker_makes_its_mask_of_two_fp32_squares_before_there_are_batches
     made, beside = 4 * 8 * SQUARE * workers, 4 * SQUARE * (loaded + workers) + loaded * BATCHES
     assert (made > beside) == (samples == 1)
     assert host_bytes(layout, attention_masks=True, loader_workers=workers) == max(made, beside)
-
-
-def test_masks_of_single_samples_are_made_beside_batches() -> None:
-    made = 4 * 8 * SQUARE * 2
-    batches = 5 * (4 * SQUARE + BATCHES)
-    assert host_bytes(Layout(context=4), attention_masks=True, masks_by_sample=True) == made + batches
-
-
-def test_only_the_first_tensor_rank_loads() -> None:
-    layout = Layout(tensor=4)
-    assert host_bytes(layout, attention_masks=True) == 8 * SQUARE * 2
-    assert host_bytes(layout) == 5 * BATCHES / 4

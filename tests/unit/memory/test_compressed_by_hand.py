@@ -17,9 +17,9 @@ from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import largest_layer
-from llmlaunch.memory.job import Job, RankColumns, all_ranks, of_classes
+from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import final_norm, saved_by_heads
-from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
+from llmlaunch.memory.weights import layer_parameters, rank_parameters
 from llmlaunch.memory.workspace import layer_backward, passing_buffers
 from llmlaunch.models.shape import CompressedAttention, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -94,16 +94,6 @@ def test_beside_narrow_linears_what_pools_reads_a_copy_in_sixteen_bits() -> None
     assert less - (value(attention, alike(4)) - value(attention, alike(128))) == pytest.approx(N * narrow * RANK)
 
 
-def test_a_rank_keeps_what_each_of_its_layers_does_and_a_bound_the_least() -> None:
-    one, four, many = (value(attention, alike(ratio)) for ratio in (0, 4, 128))
-    assert value(attentions, SIX, STAGES) == pytest.approx(2 * one + four)
-    assert value(attentions, SIX, STAGES, rank=1) == pytest.approx(four + 2 * many)
-    job, count = job_of(SIX, STAGES, FACTS, NO_TECHNIQUES, N), np.ones(1, dtype=np.int64)
-    bound = of_classes(job, LayoutColumns.of([STAGES]), 0 * count, count, 0 * count, 3 * count)
-    assert attentions(job, bound)[0] == pytest.approx(3 * min(one, four, many))
-    assert value(largest_layer, SIX, STAGES) == pytest.approx(value(largest_layer, alike(4)))
-
-
 def test_every_block_keeps_all_streams_and_what_it_puts_out() -> None:
     for shape in (SIX, replace(SIX, moe=None, num_layers=6)):
         more = [value(rank_layers, replace(shape, residual_streams=streams)) for streams in (4, 1)]
@@ -167,21 +157,6 @@ def test_a_layer_has_what_pools_what_chooses_and_what_mixes_streams() -> None:
     choosing = 2 * H * 2 * 128 + H * 64 + RANK * 64 * 128 + 4 * 2 * 128 + 128
     assert four - none == 2 * H * 2 * WIDTH + 4 * 2 * WIDTH + WIDTH + choosing
     assert none - parameters(replace(alike(0), residual_streams=1)) == 2 * (4 * 6 * (4 * H + 1) + 3)
-
-
-def test_what_pools_and_the_projection_by_groups_are_in_sixteen_bits_whatever_the_format() -> None:
-    plain = H * RANK + RANK * QUERIES + H * WIDTH + 8 * 1024 * H
-    choosing = RANK * 64 * 128
-    shared = 3 * H * 2048
-    dense, experts = (
-        value(lambda job, rows, part=part: rows.sum_of(linear_weights(job, rows)[part]), SIX, STAGES)
-        for part in range(2)
-    )
-    assert dense == pytest.approx(3 * (plain + shared) + choosing)
-    assert experts == pytest.approx(3 * 256 * shared)
-    one, four = (value(distinct_matrices, SIX, STAGES, rank=rank) for rank in range(2))
-    head = SIX.padded_vocab_size(1) * H
-    assert (one, four) == (plain + choosing + shared, plain + choosing + shared + head)
 
 
 def test_heads_of_several_streams_project_each_and_bring_them_together() -> None:

@@ -9,12 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_tensors import layer_tensors
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
-from llmlaunch.effects.loss_kernels import earlier_tiles
 from llmlaunch.facts import NONE, Gathering, MemoryFacts
-from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.parameters import count_parameters
@@ -46,15 +43,6 @@ def value(
 ) -> float:
     job = job_of(LLAMA3_8B, layout, facts or deepspeed_facts(), techniques, N, 1)
     return float(np.broadcast_to(function(job, all_ranks(job, LayoutColumns.of([layout]))), layout.pipeline)[rank])
-
-
-def test_earlier_tiles_have_filled_the_gradients_of_hidden_states_and_head() -> None:
-    expected = 2 * N * H + 2 * TABLE
-    stages = Layout(pipeline=2, data=8)
-    assert value(earlier_tiles, techniques=TILED) == expected
-    assert [value(earlier_tiles, stages, techniques=TILED, rank=rank) for rank in (0, 1)] == [0, expected]
-    adapters = replace(TILED, adapters=Adapters(8))
-    assert value(earlier_tiles, techniques=adapters) == 2 * N * H, "a frozen head has no gradient"
 
 
 def test_a_tiled_loss_holds_them_beside_a_tiles_logits_and_the_norm() -> None:
@@ -151,23 +139,6 @@ def test_zero_3_does_not_keep_a_frozen_embedding_gathered() -> None:
     assert trained - frozen == pytest.approx(2 * TABLE, rel=0.1)  # adapters add what they hold themselves
 
 
-def test_experts_are_gathered_where_they_alone_rest_in_shards() -> None:
-    """Two tensor-parallel ranks hold the same experts, and shard them; of the rest each has its own half, but for
-    the router, the norms and the embedding. Parameters on the host are all copied."""
-
-    def parameter_bytes(techniques: Techniques) -> float:
-        layout = Layout(tensor=2, zero_stage=3)
-        facts = changed(deepspeed_facts(), gathering=EVERYTHING)
-        job = job_of(MIXTRAL, layout, facts, techniques, N, 1)
-        return float(states(job, all_ranks(job, LayoutColumns.of([layout]))).parameters[0])
-
-    experts = 32 * 8 * 3 * H * F
-    whole = 32 * (8 * H + 2 * H) + H + 32000 * H
-    rest = (32 * (2 * H * H + 2 * H * 1024) + 32000 * H) // 2 + whole
-    assert parameter_bytes(NO_TECHNIQUES) == 2 * (rest + experts / 2 + experts)
-    assert parameter_bytes(Techniques(offload_parameters=True)) == 2 * (rest + experts)
-
-
 @pytest.mark.parametrize("rank", [0, 8])
 @pytest.mark.parametrize("expert", [8, 4])
 def test_what_a_stage_gathers_arrives_in_buffers_where_several_devices_share_it(rank: int, expert: int) -> None:
@@ -207,41 +178,3 @@ def test_the_gradient_of_a_table_that_tensor_parallelism_leaves_whole_is_whole()
     assert value(table_gradient, Layout(tensor=4, data=16)) == 2 * TABLE
     divided = changed(deepspeed_facts(), embedding_whole=False)
     assert value(table_gradient, Layout(tensor=4, data=16), divided) == 2 * TABLE / 4
-
-
-def test_adapters_stand_beside_a_shared_expert_and_every_projection_of_latents() -> None:
-    """DeepSeek-V2-Lite without a latent of queries: four projections of attention; of a token's six experts and the
-    shared one two first linears and one second each. Every adapter keeps 16 columns in bf16."""
-    shape = load_preset("deepseek-v2-lite")
-    layout = Layout(data=8, zero_stage=1)
-    job = job_of(shape, layout, deepspeed_facts(), Techniques(adapters=Adapters(16)), N, 1)
-    rows = all_ranks(job, LayoutColumns.of([layout]))
-
-    def kept_beside(job: Job, mixture: bool, what: str = "_adapters") -> float:
-        tensors = layer_tensors(job, rows, mixture)
-        return float(sum(column[0] for name, column in tensors.items() if name.endswith(what)))
-
-    kept = [kept_beside(job, mixture) for mixture in (False, True)]
-    assert kept == [(4 + 3) * 2 * 16 * N, (4 + 6 * 3 + 3) * 2 * 16 * N]
-    wide = changed(deepspeed_facts(), adapter_bytes=4.0)
-    job = job_of(shape, layout, wide, Techniques(adapters=Adapters(16)), N, 1)
-    inputs = kept_beside(job, True, "_adapter_inputs")
-    h, latent, heads, ffn = 2048, 512, 16 * 128, 1408
-    attention = 2 * h + latent + heads
-    assert inputs == 4 * N * (attention + 6 * (2 * h + ffn) + 2 * h + 2 * ffn)
-
-
-def test_adapters_of_experts_rest_with_the_parameters() -> None:
-    """Three projections of 8 experts in 32 layers, each with two thin matrices: of rank 8 between 4,096 and 14,336."""
-
-    def parameters(job: Job, rows: RankColumns) -> Any:
-        return states(job, rows).parameters
-
-    layout, job_techniques = Layout(data=64), Techniques(adapters=Adapters(8))
-    job = job_of(MIXTRAL, layout, deepspeed_facts(), job_techniques, N, 1)
-    plain = job_of(MIXTRAL, layout, deepspeed_facts(), NO_TECHNIQUES, N, 1)
-    rows = all_ranks(job, LayoutColumns.of([layout]))
-    beside = float(parameters(job, rows)[0] - parameters(plain, rows)[0])
-    of_attention = 32 * 8 * (2 * (H + H) + 2 * (H + 1024))
-    of_experts = 32 * 8 * 3 * 8 * (H + F)
-    assert beside == 2 * (of_attention + of_experts)

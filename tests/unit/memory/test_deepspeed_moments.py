@@ -67,11 +67,6 @@ def test_the_bf16_optimizer_keeps_whole_fp32_gradients() -> None:
     assert state(rank(wide, Layout(data=8, zero_stage=1))) == pytest.approx(2.0 + 4.0 + 12.0 / 8.0)
 
 
-def test_without_zero_there_are_no_buckets_to_fill() -> None:
-    layout, none = Layout(data=8), changed(deepspeed_facts(), bucket_bytes=0.0)
-    assert rank(deepspeed_facts(), layout).terms == rank(none, layout).terms
-
-
 def test_zero_3_starts_from_the_whole_model_unless_it_is_made_in_shards() -> None:
     layout = Layout(data=64, zero_stage=3)
     whole = rank(changed(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True)), **BARE), layout)
@@ -135,19 +130,6 @@ def test_an_optimizer_that_is_not_fused_takes_two_more_bytes() -> None:
     assert foreach - fused == pytest.approx(2 * PARAMETERS / 16)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_single_device_makes_the_buckets_too(stage: int) -> None:
-    """Two of them in bf16, beside the gradients: twice the elements are 4 more bytes for each that is added."""
-
-    def buffers(bucket_elements: int) -> float:
-        options = DeepSpeedOptions(reduce_bucket_elements=bucket_elements, split_from_start=True)
-        step = ("step_bytes_sharded", "touched_gradient_bytes", "gradient_norm_bytes")
-        facts = changed(deepspeed_facts(options), **dict.fromkeys(step, (0.0, 0.0, 0.0, 0.0)))
-        return rank(facts, Layout(zero_stage=stage)).terms["gradient_buffers"]
-
-    assert buffers(1_000_000_000) - buffers(500_000_000) == 2 * 2 * 500_000_000
-
-
 def test_a_single_device_copies_parameters_from_the_host() -> None:
     """What it holds of them is what several devices hold."""
     facts = replace(deepspeed_facts(DeepSpeedOptions(offload_optimizer=True, split_from_start=True)))
@@ -159,14 +141,6 @@ def test_a_single_device_copies_parameters_from_the_host() -> None:
     most = max(gathered(LLAMA3_8B, ModuleSplit(), None, Gathering(), again).most for again in (False, True))
     assert parameters(1, streamed) == parameters(8, streamed) == 2 * most
     assert parameters(1, Techniques(offload_optimizer=1.0)) == 2 * PARAMETERS
-
-
-def test_sub_groups_left_on_the_device_keep_their_fp32_gradients() -> None:
-    """Offload by share: bf16 gradients are on the host, and fp32 ones of what is stepped on the device stay there."""
-    facts = changed(deepspeed_facts(DeepSpeedOptions(offloaded_share=0.25, split_from_start=True)), **BARE)
-    terms = rank(facts, Layout(data=16, zero_stage=3), techniques=Techniques(offload_optimizer=0.25)).terms
-    assert terms["optimizer_states"] == pytest.approx(0.75 * 12 * PARAMETERS / 16)
-    assert terms["gradients"] + terms["gradient_buffers"] >= 0.75 * 4 * PARAMETERS / 16
 
 
 def test_ulysses_ranks_share_states_and_reduce_in_fp32() -> None:

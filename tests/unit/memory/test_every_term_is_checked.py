@@ -1,9 +1,9 @@
 """No term of the memory formula can be lost or turned round unnoticed: whichever is left out or gets the other sign, a
 sum done by hand, a law, a trace or the guard fails. A new term without any such check fails here.
 
-The checks are the other tests of this folder that need no random numbers, and the laws on a few fixed jobs. A function
-whose terms were all noticed is recorded by its source (tests/data/noticed_functions.json). `make test` tries those that
-are not recorded, so what is new or changed, and a share of the others; `make soak` tries all.
+The checks are the other tests of this folder that need no random numbers. A function whose terms were all noticed is
+recorded by its source (tests/data/noticed_functions.json). `make test` tries those that are not recorded, so what is
+new or changed, and a share of the others; `make soak` tries all.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from laws import LAWS
-from random_jobs import TRAINERS, RandomJob, random_jobs
 
 import llmlaunch
 from llmlaunch import effects
@@ -117,7 +114,6 @@ BY_HAND = (
     "test_grouped_pricing",
     "test_plainest_bound",
 )
-JOBS_OF_EACH_TRAINER = 2
 EVERYTHING = SOAK or RECORDING
 ROOMS = tuple(f"{Path(llmlaunch.__file__).parent}/{room}/" for room in ("memory", "effects", "layers"))
 
@@ -157,36 +153,11 @@ def _parameters(test: Any) -> Iterator[dict[str, Any]]:
         yield {name: value for row in rows for name, value in row.items()}
 
 
-def laws_on_fixed_jobs() -> Iterator[Check]:
-    for name in TRAINERS:
-        for drawn, law in itertools.product(fixed_jobs(name), LAWS):
-            yield Check(f"{law.__name__} of {name}", partial(law, drawn))
-
-
-def fixed_jobs(name: str) -> Sequence[RandomJob]:
-    jobs: list[RandomJob] = []
-
-    @settings(
-        derandomize=True,
-        max_examples=8,
-        database=None,
-        phases=[Phase.generate],
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(random_jobs(name))
-    def collect(drawn: RandomJob) -> None:
-        jobs.append(drawn)
-
-    collect()
-    return jobs[-JOBS_OF_EACH_TRAINER:]
-
-
 @cache
 def checks_by_function() -> dict[CodeType, list[Check]]:
     """Map the code of every function to the checks that run it."""
     by_function: dict[CodeType, list[Check]] = {}
-    for check in (*(check for name in BY_HAND for check in checks_of(name)), *laws_on_fixed_jobs()):
+    for check in (check for name in BY_HAND for check in checks_of(name)):
         forget_answers()
         start = time.perf_counter()
         functions = _functions_run(check)

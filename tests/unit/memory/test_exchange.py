@@ -89,13 +89,6 @@ def test_hybridep_has_buffers_between_domains_beside() -> None:
     assert buffers("hybridep", 16) == whole + sent + come
 
 
-def test_all_tensor_ranks_of_an_expert_share_a_group() -> None:
-    layout = Layout(tensor=2, data=4, expert=4, expert_tensor=2, sequence_parallel=1)
-    per_token = 2 * 4096 + 4 * 64 * 2 + 4 * 4096 // 128
-    assert rank("hybridep", layout).terms["exchange_buffers"] == 2048 * 8 * per_token
-    assert rank("deepep", layout).terms["exchange_buffers"] == 10 * 8 * 256 * TOKEN + 32 * MIB
-
-
 def test_buffers_are_the_devices_and_not_torchs_and_replace_connections() -> None:
     layout = Layout(data=8, expert=8)
     plain, flex = rank(None, layout), rank("deepep", layout)
@@ -107,14 +100,6 @@ def test_buffers_are_the_devices_and_not_torchs_and_replace_connections() -> Non
         plain.terms["communicators"] - flex.terms["communicators"] == 7 * megatron_facts().exchange.exchange_peer_bytes
     )
     assert rank("deepep", Layout(data=8)).terms["exchange_buffers"] == 0
-
-
-def test_a_rank_without_a_mixture_has_no_buffers() -> None:
-    assert MIXTURE.moe is not None
-    dense_first = replace(MIXTURE, moe=replace(MIXTURE.moe, layer_pattern=(0, 0, 1, 1)))
-    flex = Techniques(token_dispatcher="flex", flex_backend="deepep")
-    first, last = shapes.ranks(dense_first, Layout(pipeline=2, data=8, expert=8), megatron_facts(), flex)
-    assert (first.terms["exchange_buffers"] > 0, last.terms["exchange_buffers"] > 0) == (False, True)
 
 
 @pytest.mark.parametrize(("library", "copies"), [("deepep", 4), ("hybridep", 2)])

@@ -9,17 +9,15 @@ from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B, MIXTRAL, job_of, ranks
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions
 from llmlaunch.frameworks.megatron.sharding_facts import megatron_fsdp_facts
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
+from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.states import states
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.units import GIB
-from support.changed_facts import changed
 from validation.fsdp import (
     atorch_facts,
-    composer_facts,
     internevo_facts,
     torchtitan_facts,
     torchtune_facts,
@@ -86,13 +84,6 @@ def test_an_optimizer_in_the_backward_pass_never_holds_all_gradients() -> None:
     assert of(False).allocated_bytes - of(True).allocated_bytes >= 2 * LLAMA3_8B_PARAMETERS - largest_matrix
 
 
-def test_offloaded_checkpoints_free_every_layers_input() -> None:
-    facts = torchtune_facts("bf16", True, True, optimizer_in_backward=True)
-    layout = Layout(micro_batch_size=2, recompute=RECOMPUTE_FULL)
-    here, away = (peak(facts, layout, techniques=Techniques(offload_checkpoints=away)) for away in (False, True))
-    assert here.allocated_bytes - away.allocated_bytes == 32 * 2 * 4096 * 2 * 4096
-
-
 def test_states_fall_with_the_shard_group_as_measured() -> None:
     """ATorch, Llama 2 7B: 39596.3 MiB on 8 devices, 34776.7 on 16, 32366.8 on 32 (dlrover 11bf2fb)."""
     layouts = [sharded(n, micro_batch_size=4, recompute=RECOMPUTE_FULL) for n in (8, 16, 32)]
@@ -100,61 +91,6 @@ def test_states_fall_with_the_shard_group_as_measured() -> None:
     measured = np.array([39596.3, 34776.7, 32366.8])
     assert np.diff(allocated) == pytest.approx(np.diff(measured), rel=0.01)
     assert -np.diff(allocated)[0] * 2**20 == pytest.approx(12 * LLAMA2_7B_PARAMETERS / 16, rel=1e-6)
-
-
-def test_gradients_are_not_there_before_the_first_backward_of_a_step() -> None:
-    layout = sharded(8, micro_batch_size=2)
-    assert peak(TITAN, layout, microbatches=1).terms["gradients"] == 0
-    assert peak(TITAN, layout, microbatches=2).terms["gradients"] == pytest.approx(4 * LLAMA3_8B_PARAMETERS / 8)
-
-
-def test_what_other_streams_held_stays_reserved() -> None:
-    rank = peak(TITAN, sharded(8, micro_batch_size=2))
-    assert rank.reserved_bytes - rank.allocated_bytes > 4 * LLAMA3_8B_PARAMETERS / 8
-
-
-def test_the_root_stays_gathered_and_a_few_blocks_beside_it() -> None:
-    gathered = peak(TITAN, sharded(8)).terms["gathered_parameters"]
-    assert gathered == 2 * (ROOT + 3 * BLOCK)
-    narrow = torchtitan_facts(compiled=True, compiled_loss=False, float8_gather=True, tensor=1)
-    assert peak(narrow, sharded(8)).terms["gathered_parameters"] == 2 * ROOT + 3 * BLOCK
-
-
-def test_sharding_gradients_alone_gathers_the_model_for_the_step() -> None:
-    layout = Layout(data=8, zero_stage=2, micro_batch_size=4)
-    terms = peak(composer_facts(), layout).terms
-    assert terms["gathered_parameters"] == 2 * LLAMA3_8B_PARAMETERS
-    assert terms["parameters"] == pytest.approx(4 * LLAMA3_8B_PARAMETERS / 8)
-
-
-def test_one_device_gathers_nothing() -> None:
-    assert peak(TITAN, sharded(1)).terms["gathered_parameters"] == 0
-
-
-def test_a_pipeline_keeps_its_stage_gathered_and_its_gradients_whole() -> None:
-    terms = peak(TITAN, sharded(8, pipeline=4, recompute=RECOMPUTE_FULL), microbatches=8, rank=1).terms
-    stage = 8 * BLOCK
-    assert terms["gathered_parameters"] == 2 * stage
-    assert terms["unreduced_gradients"] == 4 * stage + 2 * BLOCK
-
-
-def test_eager_selective_recompute_keeps_outputs_nobody_reads() -> None:
-    eager = changed(TITAN, unused_outputs_kept=True)
-    layout = sharded(128, micro_batch_size=2, recompute=RECOMPUTE_SELECTIVE)
-    more = peak(eager, layout, length=8192).allocated_bytes - peak(TITAN, layout, length=8192).allocated_bytes
-    assert more == 32 * 2 * 4096 * 2 * 8192  # 4 GiB; torchtitan measured 5.0 reserved between eager and compiled
-
-
-def test_operators_kept_lie_between_full_and_no_recompute() -> None:
-    full, some, none = (peak(TITAN, sharded(8, recompute=r)).terms["activations"] for r in (2, 1, 0))
-    assert full < some < none
-
-
-def test_a_chunked_or_compiled_loss_is_smaller() -> None:
-    plain, chunked = (torchtune_facts("bf16", True, c, optimizer_in_backward=True) for c in (False, True))
-    compiled = torchtitan_facts(compiled=True, compiled_loss=True, float8_gather=False, tensor=1)
-    assert plain.loss.logit_bytes == TITAN.loss.logit_bytes == 12.0
-    assert (chunked.loss.logit_bytes, compiled.loss.logit_bytes) == (3.5, 4.0)
 
 
 def test_internevos_step_holds_28_bytes_a_parameter() -> None:
@@ -220,10 +156,3 @@ def test_outputs_that_hold_keys_and_values_hold_them_through_the_backward_pass()
     terms = peak(atorch_facts(), layout, shape=LLAMA2_7B).terms
     assert terms["returned_keys_values"] == 32 * 2 * 2 * 4096 * 4 * 4096  # 8 GiB
     assert "returned_keys_values" not in peak(TITAN, layout, shape=LLAMA2_7B).terms
-
-
-def test_saved_gathered_inputs_do_not_shrink_with_tensor_parallelism() -> None:
-    shared = changed(TITAN, gathered_inputs_kept=False)
-    layout = sharded(4, tensor=8, sequence_parallel=1)
-    more = peak(TITAN, layout).terms["activations"] - peak(shared, layout).terms["activations"]
-    assert more == 32 * 2 * (2 * 4096 * 4096) * 7 / 8

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from layer_tensors import dense_layer, layer_tensors, mixture_layer
-from shapes import ALTERNATING, LLAMA3_8B, MEGATRON, MIXTRAL, job_of, ranks
+from shapes import LLAMA3_8B, MEGATRON, MIXTRAL, job_of, ranks
 
 from llmlaunch.effects.cuda_graphs import captured_activations
 from llmlaunch.effects.recompute import recomputed_layer
@@ -22,7 +21,6 @@ TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)
 STAGES = replace(TENSOR, pipeline=4)
 NODE_BYTES = 10_240
 assert MIXTRAL.moe is not None
-SHALLOW = replace(MIXTRAL, num_layers=16, moe=replace(MIXTRAL.moe, layer_pattern=(1,) * 16))
 INPUT = 2 * 4096 * 4096 // 4  # of a layer, on each of four tensor ranks
 SCOPES = [("attn",), ("mlp",), ("attn", "mlp"), ("layer",), ("full_iteration",)]
 
@@ -45,10 +43,6 @@ def test_attention_holds_its_own_temporaries_two_gradients_and_the_driver_s_kern
     assert graph_bytes(TENSOR, "attn") == [32 * 36 * NODE_BYTES + 2 * INPUT + temporary]
 
 
-def test_an_mlp_has_its_temporaries_in_the_backward_pass_already() -> None:
-    assert graph_bytes(TENSOR, "mlp") == [32 * 24 * NODE_BYTES + 2 * INPUT]
-
-
 def test_whole_layers_keep_their_output_beside_the_next_one_s_input() -> None:
     loss, head, layer, step = moment_bytes(TENSOR, "layer")
     static = 32 * 60 * NODE_BYTES + 2 * INPUT + 32 * INPUT
@@ -59,18 +53,6 @@ def test_whole_layers_keep_their_output_beside_the_next_one_s_input() -> None:
     assert loss == head == layer == static + temporary
     assert step == static + temporary + float(alive["activations"][0])
     assert moment_bytes(TENSOR, "attn", "mlp") == [loss, head, layer, step]
-
-
-def test_a_stage_without_an_embedding_has_its_layers_temporaries_once() -> None:
-    job = job_of(LLAMA3_8B, STAGES, MEGATRON, Techniques(cuda_graphs=("layer",)))
-    rows = all_ranks(job, LayoutColumns.of([STAGES]), np.array([8]))
-    loss, _, layer, _ = (moment["cuda_graphs"] for moment in transient_terms(job, rows).moments)
-    assert np.abs(loss - layer - layer_backward(job, rows))[1:].max() <= 1
-
-
-def test_a_pipeline_captures_every_micro_batch() -> None:
-    one_stage = graph_bytes(replace(TENSOR, micro_batch_size=1), "mlp")[0] - 2 * INPUT
-    assert [size - 2 * INPUT for size in graph_bytes(STAGES, "mlp")] == [8 * one_stage // 4] * 4
 
 
 def test_a_whole_iteration_keeps_all_its_tensors_while_the_optimizer_runs() -> None:
@@ -107,28 +89,6 @@ def test_no_graph_spares_memory(layout: Layout, scopes: tuple[str, ...]) -> None
         assert {
             name: size for name, size in more.terms.items() if name not in ("cuda_graphs", "allocator_cache")
         }.items() >= {"parameters": plain.terms["parameters"]}.items()
-
-
-def test_layers_of_both_kinds_have_their_own_kernels_and_tensors() -> None:
-    """Eight dense layers and twenty-four mixtures."""
-    layout = Layout(data=8, expert=8, zero_stage=1)
-    scopes = ("attn", "mlp", "moe_router", "moe_preprocess")
-    job = job_of(ALTERNATING, layout, MEGATRON, Techniques(cuda_graphs=scopes))
-    rows = all_ranks(job, LayoutColumns.of([layout]), np.array([8]))
-    dense, mixture = (int(count[0]) for count in rows.counts)
-    assert (dense, mixture) == (8, 24)
-    kernels = (dense * 60 + mixture * (36 + 26 + 16)) * NODE_BYTES
-    tensors = layer_tensors(job, rows, mixture=True)
-    experts = ("expert_fc1_input", "expert_fc1_output", "expert_fc2_input", "moe_permuted_output")
-    outside = sum(tensors[name][0] for name in experts)
-    captured = dense * dense_layer(job, rows)[0] + mixture * (mixture_layer(job, rows)[0] - outside)
-    assert captured_activations(job, rows)[0] == pytest.approx(captured)
-    step = moment_bytes(layout, *scopes, shape=ALTERNATING)[-1]
-    heads = 4096 * 4 * 2048
-    temporary = 2 * (heads + 2 * 4096 * 2048)
-    assert step == pytest.approx(kernels + 2 * 2 * 4096 * 2048 + temporary + captured)
-    whole = moment_bytes(layout, "layer", shape=MIXTRAL)[0] - moment_bytes(layout, "layer", shape=SHALLOW)[0]
-    assert whole == 16 * (60 * NODE_BYTES + 2 * 4096 * 4096)
 
 
 def test_what_a_layer_recomputes_lies_in_its_pool() -> None:

@@ -21,7 +21,6 @@ from llmlaunch.memory.weights import largest_parameter
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.requests import PagedStash
-from support.changed_facts import changed
 
 LENGTH, HIDDEN = 4096, 4096
 TWO_HEADS = replace(LLAMA3_8B, name="two-heads", num_layers=4, mtp_num_layers=2)
@@ -54,14 +53,6 @@ def test_the_heads_and_the_last_norm_lie_before_the_last_stage_with_a_table_of_t
     assert of_ranks(largest_parameter, BEFORE, shape) == [table] * 3
 
 
-def test_the_last_norm_is_where_the_last_layer_is() -> None:
-    count = count_parameters(TWO_HEADS)
-    layer, table = count.layers[0].total, count.embedding
-    ranks = shapes.ranks(TWO_HEADS, replace(BEFORE, layers_by_stage=(4, 0, 0)), techniques=BEFORE_LAST)
-    parameters = [rank.terms["parameters"] // 2 for rank in ranks]
-    assert parameters == [table + 4 * layer + count.final_norm, count.mtp + table, table]
-
-
 def test_two_micro_batches_have_passed_the_heads_before_the_first_comes_back() -> None:
     beside = of_ranks(saved_by_heads, BESIDE)[1]
     norm = STREAM + 4 * LENGTH
@@ -85,13 +76,6 @@ def test_the_loss_copies_what_it_receives_and_still_has_what_came_before() -> No
 def test_what_travels_to_the_loss_is_as_many_times_as_wide() -> None:
     ranks = shapes.ranks(TWO_HEADS, BEFORE, techniques=BEFORE_LAST)
     assert [rank.terms["pipeline_buffers"] for rank in ranks] == [STREAM, 3 * STREAM, 3 * STREAM]
-
-
-@pytest.mark.parametrize(("shape", "members"), [(TWO_HEADS, (1, 1, 0)), (TIED, (1, 1, 1))])
-def test_ranks_with_a_table_add_its_gradients_up(shape: ModelShape, members: tuple[int, ...]) -> None:
-    facts = changed(shapes.MEGATRON, groups=("tied_embeddings",))
-    ranks = shapes.ranks(shape, BEFORE, facts, BEFORE_LAST)
-    assert [rank.terms["communicators"] / facts.exchange.communicator_bytes for rank in ranks] == list(members)
 
 
 def test_pages_hold_the_experts_of_all_heads_in_flight() -> None:

@@ -18,15 +18,14 @@ from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer, largest_layer, returned_key_values
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
-from llmlaunch.memory.weights import distinct_matrices, layer_parameters, linear_weights, rank_parameters
+from llmlaunch.memory.weights import rank_parameters
 from support.changed_facts import changed
 
 N = 1024  # tokens of a sequence, as many as a window has
-H, FFN, HEADS = 5376, 21504, 32
+HEADS = 32
 QUERIES, KEYS = (HEADS * 256, HEADS * 512), (16 * 256, 4 * 512)
 GEMMA = load_preset("gemma4-31b")
 FACTS = with_family(deepspeed_facts(DeepSpeedOptions(precision="bf16")), GEMMA, N)
-MLP = 3 * H * FFN
 
 
 ALONE = Layout(data=2)
@@ -39,28 +38,6 @@ def value(function: Any, layout: Layout = ALONE, shape: Any = GEMMA, **facts: An
 
 def attention(job: Job, rows: RankColumns) -> Any:
     return rank_tensors(job, rows, "attn_qkv", "attn_qk_norm", "attn_value_norm", "attn_output")
-
-
-def matrices(tensor: int) -> tuple[float, float]:
-    windowed = H * (2 * QUERIES[0] + 2 * KEYS[0]) / tensor
-    full = H * (2 * QUERIES[1] + KEYS[1]) / tensor
-    return windowed, full
-
-
-@pytest.mark.parametrize("tensor", [1, 4])
-def test_every_sixth_layer_has_wider_heads_and_no_values_of_its_own(tensor: int) -> None:
-    layout = Layout(tensor=tensor, data=2)
-    windowed, full = matrices(tensor)
-    norms, mlp = 4 * H + 2 * 256, MLP / tensor
-    every = 50 * windowed + 10 * full + 60 * mlp
-    counted = value(lambda job, rows: rows.sum_of(layer_parameters(job, rows)[0]), layout)
-    assert counted == pytest.approx(every + 60 * norms + 10 * 2 * 256)
-    assert value(lambda job, rows: rows.sum_of(linear_weights(job, rows)[0]), layout) == pytest.approx(every)
-    largest = max(windowed + 2 * 256, full + 2 * 512) + mlp + 4 * H
-    table = GEMMA.vocab_size * H
-    assert value(lambda job, rows: rank_parameters(job, rows).largest_layer, layout) == max(largest, table)
-    head = value(distinct_matrices, layout) - mlp - windowed - full
-    assert head in (table, table / tensor)
 
 
 def test_the_last_of_six_layers_sees_everything() -> None:

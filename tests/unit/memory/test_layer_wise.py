@@ -14,7 +14,6 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import all_ranks, of_classes
 from llmlaunch.memory.layer_wise import WholeMatrices, whole_matrices
-from llmlaunch.memory.states import states
 from llmlaunch.models.shape import ModelShape, SlidingWindow
 
 MUON = MegatronOptions(muon=True, matrices_whole=True)
@@ -59,18 +58,6 @@ def test_chunks_are_packed_each_by_itself() -> None:
     whole = matrices(LLAMA3_8B, layout, rank=1)
     assert whole.dense + whole.dense_padding == 2 * 16 * FIRST
     assert whole.updated == 2 * FIRST
-
-
-def test_experts_and_routers_are_matrices_too() -> None:
-    layout = Layout(tensor=2, pipeline=8, data=8, expert=4, expert_tensor=2, zero_stage=1)
-    whole = matrices(MIXTRAL, layout, rank=1)
-    assert whole.dense == 4 * ((QUERIES + OUTPUT) / 2 + 8 * H)
-    assert whole.expert == 4 * 2 * (FIRST + SECOND) / 2
-    assert whole.largest == FIRST / 2
-    assert whole.expert_padding == 0  # two ranks share two experts of each of four layers
-    shared = replace(MIXTRAL, moe=replace(MIXTRAL.moe, shared_expert_ffn_hidden_size=1024, shared_expert_gate=True))
-    more = matrices(shared, layout, rank=1).dense - whole.dense
-    assert more == 4 * (3 * 1024 * H / 2 + H)
 
 
 def test_gated_delta_nets_and_shared_experts_are_made_of_matrices() -> None:
@@ -130,11 +117,3 @@ def test_experts_fill_buffers_of_their_own() -> None:
     assert muon["parameters"] - adam["parameters"] == 2 * (whole.dense_padding + whole.expert_padding)
     shards = 12 * (whole.dense / 128 + whole.expert / 16)
     assert muon["optimizer_states"] - adam["optimizer_states"] == pytest.approx(8 * whole.updated - shards, abs=8)
-
-
-def test_a_step_makes_three_copies_of_the_largest_matrix() -> None:
-    short = replace(LLAMA3_8B, num_layers=2, vocab_size=1024)
-    layout = Layout(data=2, zero_stage=1)
-    job = job_of(short, layout, megatron_facts(MUON), length=64, microbatches=1)
-    rows = all_ranks(job, LayoutColumns.of([layout]))
-    assert np.array_equal(states(job, rows).step, [12.0 * FIRST])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_tensors import dense_layer, mixture_layer, rank_layers, rank_tensors
+from layer_tensors import dense_layer, mixture_layer, rank_layers
 from random_jobs import GEMMA, GPT, LATENT, SHARED, SINKS
 from shapes import ALTERNATING, LLAMA3_8B, MIXTRAL, job_of
 
@@ -43,7 +43,6 @@ from llmlaunch.memory.workspace import (
     head_backward,
     layer_backward,
     mixture_forward,
-    passing_buffers,
     weight_gradient_stubs,
 )
 from llmlaunch.models.sections import Mamba
@@ -80,30 +79,6 @@ def test_a_gpt_layer_keeps_what_korthikanti_and_others_count() -> None:
     h, heads = 1024, 16
     expected = 34 * N * h + 5 * heads * N * N + 4 * N * (2 + heads)
     assert value(dense_layer, gpt, Layout(), megatron_deepspeed_facts("fp16")) == expected
-
-
-def test_a_layer_with_grouped_queries_and_head_norms() -> None:
-    """Per token: norms' inputs with fp32 statistics, their outputs, Q, K and V, those of Q and K normed, attention's
-    output with the statistics of each head, gate and up, their product."""
-    shape = replace(LLAMA3_8B, qk_layernorm=True)
-    h, query, key, ffn, t = 4096, 4096, 1024, 14336, 2
-    norms = 2 * (2 * h + 4 + 2 * h) / t
-    heads = 2 * (query + 2 * key) / t + (2 + 4 / 128) * (query + key) / t
-    expected = N * (norms + heads + (2 * query + 4 * 32) / t + 3 * 2 * ffn / t)
-    assert value(dense_layer, shape) == pytest.approx(expected)
-
-
-def test_norms_over_all_heads_have_one_statistic_each() -> None:
-    each = replace(LLAMA3_8B, qk_layernorm=True)
-    more = value(dense_layer, each, Layout()) - value(dense_layer, replace(each, qk_norm_of_all_heads=True), Layout())
-    assert more == pytest.approx(N * 4 * (32 + 8 - 1 - 8 / 32))
-
-
-def test_heads_that_lie_apart_are_copied_and_values_of_one_linear_keep_all_of_it() -> None:
-    apart, mixed = changed(BALANCED, attention_output_copied=True), changed(BALANCED, mixed_projection_kept=True)
-    plain = value(dense_layer, LLAMA3_8B)
-    assert value(dense_layer, LLAMA3_8B, facts=apart) - plain == N * 2 * 4096 / 2
-    assert value(dense_layer, LLAMA3_8B, facts=mixed) - plain == N * 2 * (4096 + 1024) / 2
 
 
 def test_gates_keep_a_sigmoid_in_fp32_and_give_the_projection_a_tensor_of_its_own() -> None:
@@ -158,15 +133,6 @@ def test_the_recurrence_runs_backward_beside_the_gradient_of_its_gate() -> None:
     assert value(layer_backward, narrow, without, rank=7) == value(layer_backward, ordinary, without, rank=7)
 
 
-def test_stubs_of_gradients_are_of_both_kinds_of_attention() -> None:
-    """Both kinds' last projections are alike, and so have one stub."""
-    h, t = 4096, 2
-    mlp, delta, last = 3 * h * 14336 / t, h * (2 * 2048 + 2 * 4096 + 64) / t, h * 4096 / t
-    full = h * (4096 + 2 * 1024) / t
-    assert value(weight_gradient_stubs, HYBRID, STAGES) == 2 * (mlp + delta + last)
-    assert value(weight_gradient_stubs, HYBRID, STAGES, rank=1) == 2 * (mlp + delta + last + full)
-
-
 # stages of two layers each
 STATE_SPACES = replace(
     LLAMA3_8B, num_layers=8, gated_mlp=False, activation=SQUARED, position_embedding="none", ffn_hidden_size=1024,
@@ -174,30 +140,7 @@ STATE_SPACES = replace(
     moe=MoeShape(8, 2, 512, 768, (0, 0, 0, 0, 0, 0, 1, 0)),
 )  # fmt: skip
 INNER, WRITTEN = 32 * 64, 4 * 128  # columns of 32 heads; of what 4 groups of them write to their states
-MAMBA_LAYER = 2 * (2 * INNER + 2 * WRITTEN + 32) + 2 * 2 * INNER + 4 * 4 + 2 * INNER
 ONE_NORM = 2 * 4096 + 4 + 2 * 4096
-
-
-def test_layers_of_one_part_keep_what_that_part_keeps() -> None:
-    """A Mamba-2 mixer keeps all columns of its first projection, what the scan puts out before and after the gate, a
-    statistic of each group, and the last projection's input."""
-    t = 2
-    full = 2 * (4096 + 2 * 1024) + 2 * 4096 + 4 * 32
-    mlp = 2 * 2 * 1024
-    assert value(rank_layers, STATE_SPACES, STAGES) == pytest.approx(N * 2 * (ONE_NORM + MAMBA_LAYER) / t)
-    assert value(rank_layers, STATE_SPACES, STAGES, rank=1) == pytest.approx(N * (2 * ONE_NORM + full + mlp) / t)
-    assert value(rank_layers, STATE_SPACES, STAGES, rank=2) == pytest.approx(N * (2 * ONE_NORM + MAMBA_LAYER + mlp) / t)
-    kept = value(kept_activations, STATE_SPACES, STAGES, rank=2)
-    assert kept == pytest.approx(N * (2 * ONE_NORM + MAMBA_LAYER + mlp) / t)
-    assert value(largest_layer, STATE_SPACES, STAGES, rank=1) == pytest.approx(N * (ONE_NORM + full) / t)
-
-
-def test_over_context_ranks_heads_share_the_columns_of_their_groups() -> None:
-    """Of one group on a device two ranks need all."""
-    context = Layout(tensor=4, context=2, data=1, sequence_parallel=1)
-    mamba = 2 * (2 * INNER / 4 + 2 * 2 * 128 + 32 / 4) + (2 * 2 * INNER + 4 * 4 + 2 * INNER) / 4
-    alone = replace(STATE_SPACES, mamba=Mamba("M" * 8, 32, 64, 128, 4), moe=None)
-    assert value(dense_layer, alone, context) == pytest.approx(N / 2 * (ONE_NORM / 4 + mamba))
 
 
 def test_experts_in_latents_exchange_less_and_keep_what_comes_back() -> None:
@@ -224,54 +167,6 @@ def test_the_scan_runs_backward_beside_gradients_of_all_columns() -> None:
     )
 
 
-def test_stubs_of_gradients_are_of_the_parts_that_a_stage_has() -> None:
-    h, t = 4096, 2
-    mamba, last = h * (2 * INNER + 2 * WRITTEN + 32 + INNER) / t, 0
-    full, mlp = h * (2 * 4096 + 2 * 1024) / t, 2 * h * 1024 / t
-    experts = 2 * h * 512 + 2 * h * 768 / t
-    assert value(weight_gradient_stubs, STATE_SPACES, STAGES) == 2 * (mamba + last)
-    assert value(weight_gradient_stubs, STATE_SPACES, STAGES, rank=1) == 2 * (full + mlp)
-    assert value(weight_gradient_stubs, STATE_SPACES, STAGES, rank=2) == 2 * (mamba + mlp)
-    head = STATE_SPACES.vocab_size * h / t
-    assert value(weight_gradient_stubs, STATE_SPACES, STAGES, rank=3) == 2 * (mamba + experts + head)
-
-
-def test_layers_on_the_host_leave_room_for_the_largest_that_comes_back() -> None:
-    """And not for the mean of the rank's layers, of which attention is one of four."""
-    away = replace(STAGES, pipeline=2, offload_layers=4)
-    kept = value(kept_activations, STATE_SPACES, away)
-    assert kept == pytest.approx(value(largest_layer, STATE_SPACES, away))
-    assert kept > value(kept_activations, STATE_SPACES, replace(away, offload_layers=0)) / 4
-
-
-def test_modules_on_the_host_leave_room_for_those_of_a_whole_layer() -> None:
-    """The only layer of attention that a rank has keeps its tensors, which come back before its backward pass."""
-    layout = replace(STAGES, pipeline=2)
-    offload = Techniques(offload_modules=("core_attn", "attn_proj"))
-    here, away = (value(kept_activations, STATE_SPACES, layout, techniques=t) for t in (NO_TECHNIQUES, offload))
-    assert away == pytest.approx(here)
-    three = replace(STATE_SPACES, mamba=Mamba("M***-MEM", 32, 64, 128, 4, mtp_pattern="*E"))
-    here, away = (value(kept_activations, three, layout, techniques=t) for t in (NO_TECHNIQUES, offload))
-    names = ("attn_qkv", "attn_output", "attn_proj_input")
-    of_three = value(lambda job, rows: rank_tensors(job, rows, *names), three, layout)
-    assert here - away == pytest.approx(of_three * 2 / 3)
-
-
-def test_stubs_of_an_mlp_are_those_of_experts_as_wide() -> None:
-    h, t, apart = 4096, 2, replace(STAGES, expert_tensor=2)
-    moe = MoeShape(8, 2, 1024, 768, (0, 0, 0, 0, 0, 0, 0, 1))
-    alike = replace(STATE_SPACES, mamba=Mamba("MMM*MM-E", 32, 64, 128, 4), moe=moe)
-    mlp, beside = 2 * h * 1024 / t, (2 * h * 768 + STATE_SPACES.vocab_size * h) / t
-    assert value(weight_gradient_stubs, alike, apart, rank=3) == 2 * (mlp + beside)
-    latent = replace(alike, moe=replace(moe, latent_size=512))
-    assert value(weight_gradient_stubs, latent, apart, rank=3) == 2 * (
-        mlp + 512 * 1024 / t + beside
-    )  # experts' are one
-    wider = replace(alike, moe=replace(moe, latent_size=640))
-    experts = 2 * 640 * 1024 / t + 2 * h * 640
-    assert value(weight_gradient_stubs, wider, apart, rank=3) == 2 * (mlp + experts + beside)
-
-
 def test_modules_for_prediction_keep_what_their_own_layers_keep() -> None:
     one, full = replace(STATE_SPACES, mtp_num_layers=1), 2 * (4096 + 2 * 1024) + 2 * 4096 + 4 * 32
     more = value(mixture_layer, STATE_SPACES, STAGES) + N * (ONE_NORM + full) / 2
@@ -291,12 +186,6 @@ def test_modules_for_prediction_keep_all_where_blocks_of_layers_are_made_again()
     kept = [value(saved_by_heads, shape, again, techniques=block, rank=3) for shape in (both, one)]
     full = 2 * (4096 + 2 * 1024) + 2 * 4096 + 4 * 32
     assert kept[0] - kept[1] == pytest.approx(N * (ONE_NORM + full) / 2)
-
-
-def test_a_head_for_prediction_has_the_attention_of_the_last_layer() -> None:
-    one = replace(HYBRID, mtp_num_layers=1)
-    ordinary = replace(one, linear_attention=None)
-    assert value(saved_by_heads, one, STAGES, rank=3) == value(saved_by_heads, ordinary, STAGES, rank=3)
 
 
 def test_a_gemma_layer_under_transformers() -> None:
@@ -382,17 +271,6 @@ def test_attention_to_chosen_keys_copies_all_that_its_backward_pass_reads() -> N
     mlp = 2 * (2 * h + 2) / t + 3 * 2 * 8192 / t  # freed by then
     stream = 2 * 2 * h / t
     assert value(layer_backward, replace(SPARSE, moe=None)) == pytest.approx(N * (stream + copies - mlp))
-
-
-def test_selective_recompute_of_sparse_attention_frees_what_it_chose_and_its_output_in_latents() -> None:
-    kept = [
-        value(largest_layer, SPARSE, replace(SPLIT, recompute=RECOMPUTE_SELECTIVE), techniques=Techniques((module,)))
-        for module in ("layernorm", "core_attn")
-    ]
-    norm = N * 2 * 2 * 2048 / 2  # both
-    choice = 4 * (2048 + 1) + 2 * (32 * 96 + 2 * 96 + 32) + 8 + 2 * (2048 + 1536)
-    freed = N * (choice + 64 * (2 * 512 + 4)) + 2 * 8 * 128 * 512
-    assert kept[0] - kept[1] == pytest.approx(freed - norm)
 
 
 def test_the_embedding_keeps_ids_masks_of_dropout_and_the_input_of_its_norm() -> None:
@@ -521,21 +399,6 @@ def test_the_head_runs_backward_with_its_logits_its_weight_and_its_gathered_inpu
     assert unfused - fused == 2 * padded * 4096
 
 
-def test_a_layer_runs_backward_through_the_worst_of_three_steps() -> None:
-    """Of Llama's MLP it is the first linear: what is in the place of gate, up and their product, less those that are
-    gone, the input's gradient, the stream twice, and the weight's where it is not accumulated in place."""
-    h, ffn, t = 4096, 14336, 2
-    stream = 2 * 2 * N * h / t
-    width, hidden = N * ffn / t, N * h
-    activation = 2 * 3 * width - 2 * width
-    second = 2 * (hidden + width)
-    assert value(layer_backward, LLAMA3_8B) == stream + max(activation, second)
-    weight = 2 * 2 * h * ffn / t
-    unfused = megatron_facts(MegatronOptions(gradient_accumulation_fusion=False))
-    first = 2 * hidden + weight - 2 * width
-    assert value(layer_backward, LLAMA3_8B, facts=unfused) == stream + max(activation, second + weight / 2, first)
-
-
 def test_a_mixture_runs_backward_through_its_exchange_or_its_experts() -> None:
     """Narrow experts leave the exchange, three copies of the routed tokens; wide ones their activations."""
     h, t, topk = 4096, 2, 2
@@ -546,32 +409,6 @@ def test_a_mixture_runs_backward_through_its_exchange_or_its_experts() -> None:
     gathering = Techniques(token_dispatcher="allgather")
     layout = Layout(tensor=2, data=4, expert=4, sequence_parallel=1)
     assert value(layer_backward, narrow, layout, techniques=gathering) == stream + 2 * (routed + N / t * 4) * h
-
-
-def test_scores_run_backward_beside_what_the_mlp_has_not_freed() -> None:
-    """fp32: four gradients of the scores, less one that is saved; of a mixture too."""
-    fp32 = changed(megatron_facts(MegatronOptions("fp32")), expert_imbalance=1.0)
-    h, t = 4096, 2
-    stream, scores = 2 * 4 * N * h / t, 32 / t * N * N
-    mlp = N / t * (4 * h + 4 + 4 * h + 3 * 4 * 14336)
-    assert value(layer_backward, LLAMA3_8B, facts=fp32) == stream + 12 * scores - mlp
-    experts = N / t * (4 * h + 4 + 4 * h + 12 * 8 + 2 * (4 * h + 3 * 4 * 14336))
-    many = replace(MIXTRAL, num_attention_heads=128, head_dim=32)
-    assert value(layer_backward, many, facts=fp32) == pytest.approx(stream + 12 * 4 * scores - experts)
-
-
-def test_buffers_that_micro_batches_pass_through() -> None:
-    facts = megatron_facts(MegatronOptions(tp_comm_overlap=True))
-
-    def buffer(name: str, rank: int, facts: MemoryFacts = facts, layout: Layout = ENDS, count: int = 8) -> float:
-        return value(lambda j, r: passing_buffers(j, r)[name], LLAMA3_8B, layout, facts, rank=rank, microbatches=count)
-
-    stream = 2 * N * 4096
-    assert buffer("user_buffers", 0) == 10 * stream
-    assert (buffer("sequence_gather", 0), buffer("sequence_gather", 1)) == (0, stream)
-    assert buffer("pipeline_buffers", 0) == stream / 2
-    titan = torchtitan_facts(True, True, False, 2)
-    assert buffer("pipeline_buffers", 0, titan, count=5) == 5 * 2 * stream / 2
 
 
 FUSED, LORA = changed(BALANCED, adapters_fused=True), Techniques(adapters=Adapters(16))
@@ -600,28 +437,6 @@ def test_fused_adapters_have_four_pairs_of_which_tensor_ranks_split_both(
     )
 
 
-def test_fused_adapters_keep_what_sequence_parallelism_has_gathered() -> None:
-    plain, between = replace(SPLIT, sequence_parallel=0), 2 * 2 * 16 * N
-    for layout, gathered in ((SPLIT, 2 * 4096 * N), (plain, 0)):
-        saved = value(dense_layer, LLAMA3_8B, layout, FUSED, LORA) - value(dense_layer, LLAMA3_8B, layout, FUSED)
-        assert saved == 2 * (between + gathered)
-        again, mlp = replace(layout, recompute=RECOMPUTE_SELECTIVE), Techniques(("mlp",))
-        adapted = value(recomputed_layer, LLAMA3_8B, again, FUSED, replace(mlp, adapters=LORA.adapters))
-        assert adapted - value(recomputed_layer, LLAMA3_8B, again, FUSED, mlp) == between + gathered
-
-
-def test_fused_adapters_of_attention_leave_the_mlp_without_its_inputs() -> None:
-    of_attention = Techniques(adapters=Adapters(16, target_modules=("linear_qkv", "linear_proj")))
-    h, ffn, pairs = 4096, 14336, (4096 + 4096 + 2 * 1024) + (4096 + 4096)
-    assert value(lambda job, rows: adapter_parameters(job, rows)[0], LLAMA3_8B, SPLIT, FUSED, of_attention) == (
-        32 * 16 * pairs / 2
-    )
-    saved = [value(dense_layer, LLAMA3_8B, SPLIT, FUSED, each) for each in (Techniques(), of_attention)]
-    assert saved[1] - saved[0] == 2 * N * (2 * 16 + h - h / 2 - ffn / 2)  # norm's output, second linear's input
-    assert value(mixture_forward, LLAMA3_8B, SPLIT, NOT_HELD, of_attention) == 0
-    assert value(weight_gradient_stubs, LLAMA3_8B, SPLIT, FUSED, of_attention) == 2 * 16 * pairs / 2
-
-
 def test_fused_adapters_of_experts_are_one_pair_for_all_on_a_device() -> None:
     layout, h, ffn, pairs = replace(SPLIT, data=4, expert=4), 4096, 14336, (4096 + 4096 + 2 * 1024) + (4096 + 4096)
     for expert_tensor in (1, 2):
@@ -643,31 +458,6 @@ def test_fused_adapters_of_experts_are_one_pair_for_all_on_a_device() -> None:
 IN_LATENTS = replace(
     LLAMA3_8B, mla=MlaShape(1536, 512, 128, 64, 128), moe=MoeShape(8, 2, 2048, 1024, (0,) + (1,) * 31), mtp_num_layers=1
 )
-DOWN, UP = (4096 + 1536) + (4096 + 512 + 64), (1536 + 32 * 192) + (512 + 32 * 256)
-MLP_ALONE = ("linear_fc1", "linear_fc2")
-LAST, OF_MLP, OF_SHARED, OF_EXPERTS = 32 * 128 + 4096, *(2 * 4096 + 3 * width for width in (14336, 1024, 2048))
-
-
-def test_fused_adapters_stand_beside_every_projection_of_latents_and_the_layers_of_heads() -> None:
-    layout = Layout(pipeline=2, data=4, expert=4)
-    for rank, dense_layers, mixtures in ((0, 1, 15), (1, 0, 17)):  # the last of which is a prediction head's
-        dense, expert = (
-            value(lambda job, rows, i=i: adapter_parameters(job, rows)[i], IN_LATENTS, layout, FUSED, LORA, rank)
-            for i in (0, 1)
-        )
-        attention = (dense_layers + mixtures) * (DOWN + UP + LAST)
-        assert dense == 16 * (attention + dense_layers * OF_MLP + mixtures * OF_SHARED)
-        assert expert == 16 * mixtures * OF_EXPERTS
-
-
-def test_fused_adapters_of_latents_keep_what_is_between_each_pair() -> None:
-    alone, mlp = (changed(FUSED, expert_imbalance=1.0), Techniques(adapters=Adapters(16, target_modules=MLP_ALONE)))
-    layout = Layout(data=4, expert=4)
-    frozen = value(mixture_layer, IN_LATENTS, layout, alone)
-    all_of_them = value(mixture_layer, IN_LATENTS, layout, alone, LORA)
-    assert all_of_them - frozen == 2 * 16 * (N * (5 + 2) + 2 * N * 2)  # attention, shared expert, two experts a token
-    latents = 2 * (1536 + 512) + 4096 * 2  # normed latents and the norm before them, which nothing reads
-    assert all_of_them - value(mixture_layer, IN_LATENTS, layout, alone, mlp) == N * (2 * 16 * 5 + latents)
 
 
 def test_frozen_experts_hold_their_inputs_while_they_run() -> None:
@@ -701,12 +491,6 @@ def test_a_clamped_activation_keeps_gate_and_up_twice_until_it_is_recomputed() -
     again, selective = Techniques(("moe_act",)), Layout(recompute=RECOMPUTE_SELECTIVE)
     recomputed = [value(largest_layer, shape, selective, BALANCED, again) for shape in (SINKS, without)]
     assert recomputed[0] == recomputed[1]
-
-
-def test_a_mixture_running_forward_holds_the_shared_experts_output_too() -> None:
-    layout = Layout(tensor=2, data=4, expert=4, sequence_parallel=1)
-    routed = N * 4 / 2
-    assert value(mixture_forward, SHARED, layout) == 2048 * 2 * (4 * routed + N / 2)
 
 
 def test_layers_of_both_kinds_and_those_that_are_trained_add_up() -> None:
@@ -799,18 +583,6 @@ def test_gpt_2s_activation_under_transformers_keeps_three_more_results() -> None
     h, ffn = 1024, 4096
     attention = 2 * 3 * h + 2 * h + 4 * 16
     assert value(dense_layer, shape, Layout(), facts) == N * (2 * (4 * h + 4) + attention + (2 + 3 * 2) * ffn + 2 * ffn)
-
-
-def test_stubs_of_a_mixture_are_of_its_attention_an_expert_the_shared_one_and_the_head() -> None:
-    layout = Layout(tensor=2, data=4, expert=4)
-    h, query = 2048, 2048
-    head = SHARED.padded_vocab_size(2) / 2 * h
-    attention = h * (2 * query + 2 * query) / 2
-    apart = attention + 3 * h * 1408 + 3 * h * 5632 / 2 + head
-    assert value(weight_gradient_stubs, SHARED, layout) == 2 * apart
-    assert SHARED.moe is not None
-    equal = replace(SHARED, moe=replace(SHARED.moe, shared_expert_ffn_hidden_size=2 * 1408))
-    assert value(weight_gradient_stubs, equal, layout) == 2 * (attention + 3 * h * 1408 + head)
 
 
 def test_a_first_linear_of_a_wide_table_of_experts_is_the_worst_step_of_its_backward_pass() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from shapes import LLAMA3_8B, MIXTRAL
+from shapes import LLAMA3_8B
 
 from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts, loading_facts
 from llmlaunch.frameworks.megatron.facts import megatron_facts
-from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.estimator import Estimate, estimate
@@ -47,13 +46,6 @@ def test_without_the_nodes_nothing_is_said() -> None:
     assert estimate(Job(LLAMA3_8B, WORK, megatron_facts()), DATA_8).host_bytes_per_node is None
 
 
-def test_a_checkpoint_stages_each_ranks_share_of_parameters_and_states() -> None:
-    """bf16 parameters and three fp32 states, 14 bytes, each written once by the eight ranks together."""
-    staged = megatron(DATA_8, HostNode(processes=8, checkpoints=True)).host_terms["checkpoint"]
-    assert staged == pytest.approx(14 * PARAMETERS, rel=1e-3)
-    assert megatron(DATA_8).host_terms["checkpoint"] == 0
-
-
 def test_deepspeed_writes_one_tensor_after_the_other() -> None:
     """The flat 16-bit parameters, whole on each rank under ZeRO 1, are the largest; under ZeRO 3 an fp32 shard is."""
     saves = HostNode(processes=8, checkpoints=True)
@@ -68,45 +60,6 @@ def test_deepspeeds_offloaded_states_are_pinned_in_powers_of_two() -> None:
     shard = PARAMETERS / 8
     pinned = 12 * shard * next_power_of_two(4 * shard) / (4 * shard)
     assert offloaded.host_terms["offloaded_optimizer"] == pytest.approx(8 * (8 * shard + pinned), rel=1e-3)
-
-
-def test_nothing_is_pinned_where_there_is_no_accelerator() -> None:
-    resident = HostNode(processes=2, resident=True)
-    offloaded = deepspeed(Layout(data=2, zero_stage=2), resident, Techniques(offload_optimizer=1.0))
-    assert offloaded.host_terms["offloaded_optimizer"] == pytest.approx(20 * PARAMETERS, rel=1e-3)
-
-
-def test_megatron_offloads_the_share_it_is_asked_for() -> None:
-    """16 bytes a parameter: masters, gradients, moments; half of them pinned, rounded by parameter."""
-    half, whole = (
-        megatron(DATA_8, techniques=Techniques(offload_optimizer=share)).host_terms["offloaded_optimizer"]
-        for share in (0.5, 1.0)
-    )
-    assert 2 * half == pytest.approx(whole, rel=1e-6)
-    assert 16 * PARAMETERS <= whole <= 24 * PARAMETERS
-
-
-def test_without_sharding_every_process_holds_all_offloaded_states() -> None:
-    """16 bytes of each of Mixtral's parameters, experts and others, on both; nothing is rounded without pinning."""
-    job = Job(MIXTRAL, WORK, megatron_facts(), techniques=Techniques(offload_optimizer=1.0))
-    whole = estimate(job, Layout(data=2, zero_stage=0), node=HostNode(processes=2, resident=True))
-    assert whole.host_terms["offloaded_optimizer"] == 2 * 16 * count_parameters(MIXTRAL).total
-
-
-def test_offloaded_parameters_are_zero_3s_shards() -> None:
-    techniques = Techniques(offload_parameters=True)
-    offloaded = deepspeed(replace(DATA_8, zero_stage=3), techniques=techniques).host_terms["offloaded_parameters"]
-    assert offloaded == pytest.approx(8 * next_power_of_two(2 * PARAMETERS / 8), rel=1e-3)
-    assert deepspeed(DATA_8, techniques=techniques).host_terms["offloaded_parameters"] == 0
-
-
-def test_offloaded_activations_are_what_the_device_no_longer_keeps() -> None:
-    deep = Layout(pipeline=8, micro_batch_size=1)
-    techniques = Techniques(offload_modules=("core_attn",))
-    plain, moved = megatron(deep), megatron(deep, techniques=techniques)
-    difference = plain.ranks[0].terms["activations"] - moved.ranks[0].terms["activations"]
-    assert difference > 0
-    assert moved.host_terms["offloaded_activations"] == pytest.approx(8 * difference, rel=1e-6)
 
 
 def offloaded_activations(job: Job, heads: int) -> int:
@@ -163,7 +116,3 @@ def test_states_that_come_later_take_the_memory_that_loading_has_let_go_of() -> 
     job = Job(LLAMA3_8B, WORK, loading_facts(deepspeed_facts()))
     terms = estimate(job, DATA_8, node=HostNode(processes=8, checkpoints=True)).host_terms
     assert terms["loading"] + terms["checkpoint"] == pytest.approx(8 * 2 * PARAMETERS, abs=8)
-
-
-def test_a_model_that_begins_with_new_weights_loads_none() -> None:
-    assert deepspeed(DATA_8).host_terms["loading"] == megatron(DATA_8).host_terms["loading"] == 0

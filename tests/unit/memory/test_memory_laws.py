@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shapes import LLAMA2_7B, LLAMA3_8B, MEGATRON, MIXTRAL, SHAPES, job_of, layouts, ranks
+from shapes import LLAMA2_7B, LLAMA3_8B, MEGATRON, SHAPES, job_of, layouts, ranks
 
-from llmlaunch.effects.adapters import adapter_parameters
 from llmlaunch.effects.loss_kernels import tiled_inputs
 from llmlaunch.effects.trained_layers import trained_counts
 from llmlaunch.facts import MemoryFacts
@@ -33,17 +32,6 @@ STATIC = ("parameters", "gradients", "optimizer_states")
 
 def static(rank: RankEstimate) -> int:
     return sum(rank.terms[name] for name in STATIC)
-
-
-@pytest.mark.parametrize("field", ["tensor", "data", "pipeline", "context"])
-@examples(10, 2000)
-@given(data=st.data())
-def test_sharding_further_never_adds_static_state(field: str, data: st.DataObject) -> None:
-    layout = replace(data.draw(layouts(LLAMA3_8B)), virtual_pipeline=1)
-    further = replace(layout, **{field: 2 * getattr(layout, field)})
-    before, after = (max(map(static, ranks(LLAMA3_8B, at))) for at in (layout, further))
-    # vocabulary padding to 128 x tensor may add a few rows: 128 rows of the table at 18 bytes
-    assert after <= before + 128 * LLAMA3_8B.hidden_size * 18
 
 
 @examples(20, 2000)
@@ -134,13 +122,6 @@ def test_trained_layers_add_up_over_the_ranks(shape: ModelShape, data: st.DataOb
         assert np.all((of_kind >= 0) & (of_kind <= held))
 
 
-REPLICATED = Layout(data=8)
-
-
-def term(name: str, techniques: Techniques, layout: Layout = REPLICATED) -> int:
-    return ranks(LLAMA3_8B, layout, techniques=techniques)[0].terms.get(name, 0)
-
-
 def kept_bytes(techniques: Techniques, recompute: int = 0, recomputes: bool = False, offload_layers: int = 0) -> float:
     """Bytes of all 32 layers of Llama 3 8B, one micro-batch of 4096 tokens."""
     layout = Layout(data=8, recompute=recompute, offload_layers=offload_layers)
@@ -149,15 +130,7 @@ def kept_bytes(techniques: Techniques, recompute: int = 0, recomputes: bool = Fa
     return float(kept_activations(job, all_ranks(job, LayoutColumns.of([layout])))[0])
 
 
-PARAMETERS = 8_030_261_248
-LAYERS, HIDDEN, FFN, QUERIES, KEYS = 32, 4096, 14336, 4096, 1024
-
-
-def test_half_the_optimizer_on_the_host_leaves_half() -> None:
-    layout = Layout(data=8, zero_stage=1)
-    assert term("optimizer_states", NO_TECHNIQUES, layout) == 12 * PARAMETERS / 8
-    assert term("optimizer_states", Techniques(offload_optimizer=0.5), layout) == 6 * PARAMETERS / 8
-    assert term("optimizer_states", Techniques(offload_optimizer=1.0), layout) == 0
+LAYERS, HIDDEN = 32, 4096
 
 
 QWEN3_30B = replace(
@@ -186,70 +159,6 @@ def test_the_peak_falls_evenly_with_the_share_of_the_optimizer_on_the_host(layou
     assert falls / falls.sum() == pytest.approx(measured / measured.sum(), abs=0.02)
 
 
-def test_clones_of_what_stays_are_there_before_the_first_step() -> None:
-    """Of whole parameters, then of their shards, beside buffers of 2 and 4 bytes (hybrid_optimizer.py, core 0.19)."""
-    layout = Layout(data=64, zero_stage=1, recompute=RECOMPUTE_FULL)
-    job = job_of(LLAMA3_8B, layout, length=128, techniques=Techniques(offload_optimizer=0.25))
-    clones = 0.75 * 4 * (PARAMETERS + PARAMETERS / 64)
-    assert estimate(job, layout).worst.allocated_bytes == pytest.approx(6 * PARAMETERS + clones, abs=8)
-
-
-def test_parameters_leave_only_where_they_are_sharded() -> None:
-    away, sharded = Techniques(offload_parameters=True), Layout(data=8, zero_stage=3)
-    assert term("parameters", away, Layout(data=8, zero_stage=2)) == 2 * PARAMETERS
-    assert term("parameters", NO_TECHNIQUES, sharded) - term("parameters", away, sharded) == 2 * PARAMETERS / 8
-
-
-def test_a_second_version_of_the_weights_is_an_fp32_clone() -> None:
-    assert term("weight_versions", Techniques(weight_versions=2)) == 4 * PARAMETERS
-
-
-def test_adapters_are_rank_times_inputs_and_outputs() -> None:
-    job = job_of(LLAMA3_8B, Layout(), techniques=Techniques(adapters=Adapters(16)))
-    rows = all_ranks(job, LayoutColumns.of([Layout()]))
-    # q, k, v, o, gate, up, down
-    sides = 3 * HIDDEN + QUERIES + (QUERIES + 2 * KEYS) + HIDDEN + 2 * HIDDEN + FFN + 2 * FFN + HIDDEN
-    assert float(adapter_parameters(job, rows)[0][0]) == 16 * LAYERS * sides == 41_943_040
-    assert term("optimizer_states", Techniques(adapters=Adapters(16))) == 12 * 16 * LAYERS * sides
-    assert term("parameters", Techniques(adapters=Adapters(16))) == 2 * (PARAMETERS + 16 * LAYERS * sides)
-
-
-def test_adapters_of_some_layers_are_a_part_of_all() -> None:
-    def held(*names: str) -> tuple[float, float]:
-        techniques = Techniques(adapters=Adapters(16, target_modules=names))
-        job = job_of(LLAMA3_8B, Layout(), techniques=techniques)
-        rows = all_ranks(job, LayoutColumns.of([Layout()]))
-        return float(adapter_parameters(job, rows)[0][0]), kept_bytes(techniques)
-
-    sides = {"q_proj": HIDDEN + QUERIES, "v_proj": HIDDEN + KEYS, "down_proj": FFN + HIDDEN}
-    for name, side in sides.items():
-        assert held(name)[0] == 16 * LAYERS * side
-    ranks, inputs = LAYERS * TOKENS * E * 16, LAYERS * TOKENS * E * HIDDEN
-    (both, kept), (_, all_kept) = held("q_proj", "v_proj"), held()
-    assert both == 16 * LAYERS * (sides["q_proj"] + sides["v_proj"])
-    # five adapters fewer, and the inputs of gate and up, and of down; attention keeps its output all the same
-    assert all_kept - kept == 5 * ranks + inputs + LAYERS * TOKENS * E * FFN
-    assert held("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2") == held()
-
-
-def test_frozen_first_matrices_let_go_of_the_inputs() -> None:
-    inputs = LAYERS * TOKENS * E * (2 * HIDDEN + FFN)  # of q, k, v; of gate and up; of down
-    assert kept_bytes(Techniques(adapters=Adapters(8))) - kept_bytes(Techniques(adapters=Adapters(8, True))) == inputs
-    assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(sampled_share=0.25)) == pytest.approx(0.75 * inputs)
-
-
-def test_only_the_last_layers_keep_anything() -> None:
-    assert kept_bytes(Techniques(trained_layers=8)) == pytest.approx(kept_bytes(NO_TECHNIQUES) / 4)
-    # 8 layers, the norm and the head: 218,112,000 parameters each layer, 525,340,672 the head and norm
-    assert term("optimizer_states", Techniques(trained_layers=8)) == 12 * (8 * 218_112_000 + 525_340_672)
-
-
-def test_a_chunked_mlp_keeps_its_input_where_pieces_are_computed_again_and_everything_where_not() -> None:
-    assert kept_bytes(NO_TECHNIQUES) == kept_bytes(Techniques(mlp_chunks=8))
-    inside = LAYERS * TOKENS * E * 3 * FFN  # gate, up and the product
-    assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(mlp_chunks=8), recomputes=True) == inside
-
-
 def test_two_layers_stay_whatever_share_is_swapped_since_the_rest_is_recomputed() -> None:
     for share in (0.25, 0.5, 1.0):
         assert kept_bytes(Techniques(swapped_share=share)) == pytest.approx(2 * kept_bytes(NO_TECHNIQUES) / LAYERS)
@@ -261,12 +170,6 @@ def test_checkpoints_on_the_host_leave_those_that_travel() -> None:
     assert kept_bytes(Techniques(offload_checkpoints=True), RECOMPUTE_FULL) == 3 * checkpoint
 
 
-def test_a_norm_fused_into_a_linear_is_offloaded_with_it_and_the_last_layers_stays() -> None:
-    assert kept_bytes(Techniques(offload_modules=("attn_norm", "mlp_norm"))) == kept_bytes(NO_TECHNIQUES)
-    norm = (LAYERS - 1) * TOKENS * (2 * HIDDEN * E + 4)  # input, output and statistics, but those of one layer
-    assert kept_bytes(NO_TECHNIQUES) - kept_bytes(Techniques(offload_modules=("qkv_linear",))) == norm
-
-
 def test_a_share_of_offloaded_modules_moves_that_share_of_their_bytes() -> None:
     modules = ("qkv_linear", "core_attn")
     here, away = kept_bytes(NO_TECHNIQUES), kept_bytes(Techniques(offload_modules=modules))
@@ -274,15 +177,6 @@ def test_a_share_of_offloaded_modules_moves_that_share_of_their_bytes() -> None:
     for share in (0.25, 0.5, 0.75):
         some = kept_bytes(Techniques(offload_modules=modules, offload_fraction=share))
         assert some == pytest.approx(here - (share * LAYERS - 1) * one_layer)
-
-
-def test_a_norm_of_its_own_is_offloaded_where_it_stands() -> None:
-    def away(techniques: Techniques) -> float:
-        job = job_of(MIXTRAL, Layout(), techniques=techniques)
-        return float(kept_activations(job, all_ranks(job, LayoutColumns.of([Layout()])))[0])
-
-    norm = (LAYERS - 1) * TOKENS * (HIDDEN * E + 4)
-    assert away(NO_TECHNIQUES) - away(Techniques(offload_modules=("mlp_norm",))) == norm
 
 
 @pytest.mark.parametrize(("away", "here"), [(1, 31), (8, 24), (31, 1), (32, 1)])

@@ -28,7 +28,6 @@ from llmlaunch.memory.priced_layers import PricedLayers
 from llmlaunch.models.sections import Mamba
 from llmlaunch.models.shape import Multipliers
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.requests import Adapters
 from llmlaunch.workload import Workload
 
 N, H, HEADS, HEAD, STATE, GROUPS = 1024, 512, 8, 64, 32, 2
@@ -83,12 +82,6 @@ def test_one_kernel_makes_the_input_of_the_last_projection_again(block: Mamba2) 
     c = columns()
     freed = Behind(lambda: np.full(1, 7.0), last_layer=5.0)
     assert block.backward(c, block.saved(c), freed) == N * (alive + SCAN) - 12
-
-
-def test_with_few_tokens_the_gradient_of_the_last_matrix_is_larger_than_the_scan() -> None:
-    alive = 2 * (2 * CONVOLVED + PROJECTED + 3 * INNER)
-    assert backward(PLAIN, 8) == 8 * alive + 2 * H * INNER
-    assert backward(PLAIN, 8, techniques=Techniques(adapters=Adapters(4))) == 8 * (alive + SCAN)
 
 
 def test_parameters_follow_kernel_biases_and_norm() -> None:

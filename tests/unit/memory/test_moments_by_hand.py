@@ -148,24 +148,6 @@ def test_blocks_of_a_mixture_are_gathered_and_reduced_with_their_experts() -> No
     assert piped.unreduced[0] == pytest.approx(2 * block + 4 * 16 * block)
 
 
-def test_the_largest_of_two_kinds_of_blocks_is_gathered_ahead_at_least_so_far() -> None:
-    facts = megatron_fsdp_facts(MegatronOptions(gradient_accumulation_fusion=False))
-    layout = Layout(data=8, expert=4, zero_stage=3)
-    shape = replace(MIXTRAL, moe=replace(MIXTRAL.moe, layer_pattern=(0, 1) * 16))
-    job, rows = job_and_rows(shape, layout, facts)
-    attention = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096
-    dense, mixture = attention + 3 * 4096 * 14336, attention + 8 * 4096 + 2 * 3 * 4096 * 14336
-    ahead = np.ceil(5e8 / mixture) * mixture
-    root = 2 * 32000 * 4096 + 4096
-    state = states(job, rows)
-    assert state.gathered[0] == pytest.approx(2 * (mixture + ahead + root))
-    assert state.unreduced[0] == pytest.approx(2 * (mixture + 32000 * 4096) + 4 * 1e9)
-    few = replace(shape, num_layers=2, moe=replace(shape.moe, layer_pattern=(0, 1)))
-    state = states(*job_and_rows(few, layout, facts))
-    assert state.gathered[0] == pytest.approx(2 * (dense + mixture + root))
-    assert state.unreduced[0] == pytest.approx(2 * (mixture + 32000 * 4096) + 4 * (dense + mixture))
-
-
 def test_a_mixture_is_set_up_with_its_experts_beside_their_buffers_or_with_clones() -> None:
     facts = megatron_facts()
     counts = rank_parameters(*job_and_rows(MIXTRAL, EXPERTS_SPLIT, facts))
@@ -189,16 +171,6 @@ def test_a_step_that_runs_partly_on_the_host_brings_one_parameter_back_in_fp32()
     for share in (0.25, 1.0):
         state, _ = held(LLAMA3_8B, layout, facts, Techniques(offload_optimizer=share))
         assert state.step[0] == pytest.approx((1 - share) * 4 * PARAMETERS / 8 + 4 * table)
-
-
-def test_adapters_of_experts_are_sharded_with_them() -> None:
-    techniques = Techniques(adapters=Adapters(16))
-    state, _ = held(MIXTRAL, EXPERTS_SPLIT, megatron_facts(), techniques)
-    h, ffn, layers = 4096, 14336, 32
-    attention = 16 * layers * (3 * h + (4096 + 2 * 1024) / 2 + 4096 / 2 + h)
-    experts = 16 * layers * 2 * (2 * (h + ffn) + ffn + h)
-    assert state.optimizer[0] == pytest.approx(12 * (attention / 8 + experts / 4))
-    assert state.gradients[0] == pytest.approx(4 * (attention + experts))
 
 
 def test_the_moments_of_a_step() -> None:
@@ -263,16 +235,6 @@ def test_tables_of_prediction_heads_on_the_last_stage_are_the_peak_of_short_sequ
     assert at(transient_terms(job, rows), "layer_backward", 1)[LAYER] == pytest.approx(
         2 * 102400 * 2048 * 2 - heads, abs=1
     )
-
-
-def test_a_layer_with_fused_adapters_may_be_fullest_while_it_runs_forward() -> None:
-    facts = changed(megatron_facts(), adapters_fused=True)
-    for recompute in (0, RECOMPUTE_FULL):
-        layout = Layout(tensor=2, data=4, sequence_parallel=1, recompute=recompute)
-        job, rows = job_and_rows(LLAMA3_8B, layout, facts, Techniques(adapters=Adapters(16)))
-        forward = float(np.max(mixture_forward(job, rows)))
-        assert forward > float(layer_backward(job, rows)[0])
-        assert at(transient_terms(job, rows), "layer_backward")[LAYER] == pytest.approx(forward, abs=1)
 
 
 def test_a_mixture_that_runs_forward_again_has_what_is_recomputed_besides() -> None:
@@ -495,17 +457,6 @@ def test_narrow_gradients_of_backward_beside_accumulated_ones_to_the_end() -> No
     assert [b - a for a, b in zip(without, beside, strict=True)] == [PARAMETERS] * 4
 
 
-def test_all_to_alls_open_a_connection_to_every_other_expert_rank_of_the_node() -> None:
-    """Of eight devices; expert-tensor ranks share them."""
-    facts = changed(megatron_facts(), exchange_peer_bytes=1e6)
-    for expert, expert_tensor, peers in ((4, 1, 3), (8, 2, 3), (8, 1, 7), (1, 1, 0)):
-        layout = Layout(data=16, expert=expert, expert_tensor=expert_tensor)
-        job = job_of(MIXTRAL, layout, facts)
-        none = replace(job, facts=changed(facts, exchange_peer_bytes=0.0))
-        [rank], [before] = (estimate(each, layout).ranks for each in (job, none))
-        assert rank.terms["communicators"] - before.terms["communicators"] == peers * 1e6
-
-
 def test_a_table_without_room_among_freed_logits_gets_a_segment_of_its_own() -> None:
     """Of short sequences: its gradient, beside the whole of a layer's backward pass."""
     layout = Layout(data=4)
@@ -539,15 +490,6 @@ def test_the_first_chunks_backward_pass_frees_a_share_of_what_is_in_flight(
     nothing, kept = (embedding_backward(job, rows, np.full(2, size))[0] for size in (0.0, 1e9))
     assert nothing - kept == pytest.approx(share * 1e9)
     assert nothing == 2 * shape.vocab_size * shape.hidden_size + 2 * 4096 * shape.hidden_size  # of table and output
-
-
-def test_the_tables_gradient_takes_the_place_of_what_the_first_layer_recomputed() -> None:
-    layout = Layout(data=4, recompute=RECOMPUTE_FULL)
-    job, rows = job_and_rows(LLAMA3_8B, layout, megatron_facts(), length=64)
-    kept, again = kept_activations(job, rows), float(recomputed_layer(job, rows)[0])
-    expected = float(embedding_backward(job, rows, kept)[0]) - again
-    assert again > 0
-    assert at(transient_terms(job, rows), "layer_backward")[LAYER] == pytest.approx(expected, abs=1)
 
 
 def test_a_flat_steps_blocks_lie_beside_the_backward_pass_and_not_beside_the_step() -> None:

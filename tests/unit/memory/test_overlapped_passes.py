@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_jobs import LATENT
 from shapes import LLAMA3_8B, MIXTRAL, job_of
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.effects.delayed_weight_gradients import DelayedWeightGradientsEffect
 from llmlaunch.effects.expert_overlap import ExpertOverlapEffect
 from llmlaunch.frameworks.megatron.facts import megatron_facts
-from llmlaunch.layout import RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.memory.activations import kept_before_experts
+from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.constants import constant
 from llmlaunch.memory.effects import Effect, effects_in_use
 from llmlaunch.memory.estimator import estimate
@@ -103,24 +101,6 @@ def test_a_layer_that_runs_forward_has_saved_all_before_its_experts() -> None:
     assert value(paired_layer, layout=STAGES)["paired_layer"] == BEFORE_EXPERTS + ROUTED + 4 * stream
 
 
-def test_of_layers_before_mixtures_the_one_that_keeps_most_is_paired() -> None:
-    pattern = (0,) + (1,) * 7
-    moe = LATENT.moe and replace(LATENT.moe, layer_pattern=pattern, shared_expert_ffn_hidden_size=0)
-    job = job_of(replace(LATENT, moe=moe), ALONE, BALANCED, OVERLAP, N, 8)
-    rows = all_ranks(job, LayoutColumns.of([ALONE]))
-    dense, mixture = kept_before_experts(job, rows)
-    assert mixture[0] > dense[0] > 0
-    layers = value(paired_layer, replace(LATENT, moe=moe))["paired_layer"]
-    assert layers == mixture[0] + 2 * 6 * N * LATENT.hidden_size
-
-
-def test_a_recomputed_norm_is_not_kept_before_experts() -> None:
-    layout = replace(ALONE, recompute=RECOMPUTE_SELECTIVE)
-    techniques = replace(OVERLAP, recompute_modules=("layernorm",))
-    kept = value(paired_layer, layout=layout, techniques=techniques)["paired_layer"]
-    assert kept == BEFORE_EXPERTS + ROUTED - N * 2 * H
-
-
 def test_an_offloaded_norm_is_not_kept_before_experts() -> None:
     techniques = replace(OVERLAP, offload_modules=("mlp_norm",))
     assert value(paired_layer, techniques=techniques)["paired_layer"] == BEFORE_EXPERTS + ROUTED - N * (2 * H + 4)
@@ -130,13 +110,6 @@ def test_what_a_backward_pass_leaves_is_there_at_the_next_loss() -> None:
     stream = N * 2 * H
     assert value(left_over) == {"paired_layer": 2 * stream}
     assert value(left_over, layout=STAGES) == {"paired_layer": ROUTED + 5 * stream}
-
-
-def test_a_dense_model_has_no_tokens_on_their_way() -> None:
-    """No backend overlaps it, but a layout is priced before it is refused."""
-    layout = Layout(data=8)
-    before = N * (4 * H + 4 + 2 * (H + 2 * 1024) + 2 * H + 4 * 32)
-    assert value(paired_layer, LLAMA3_8B, layout) == {"paired_layer": before}
 
 
 def test_delayed_weight_gradients_keep_the_gradient_of_what_experts_put_out() -> None:

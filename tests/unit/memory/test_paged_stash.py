@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import shapes
-from layer_tensors import layer_tensors
 from test_exchange import MIXTURE
 
 from llmlaunch.effects.paged_stash import equal_share, running_experts
@@ -35,13 +34,6 @@ PAGED = replace(FIXED, paged_stash=STASH)
 
 def first_rank(techniques: Techniques, layout: Layout = LAYOUT, shape: ModelShape = MIXTURE) -> RankEstimate:
     return shapes.ranks(shape, layout, FACTS, techniques)[0]
-
-
-def test_experts_keep_all_rows_whether_tokens_fill_them_or_not() -> None:
-    job = shapes.job_of(MIXTURE, LAYOUT, FACTS, FIXED)
-    saved = layer_tensors(job, all_ranks(job, LayoutColumns.of([LAYOUT])), mixture=True)
-    assert saved["expert_fc1_input"][0] == pytest.approx(ROWS * INPUT)
-    assert saved["expert_fc1_output"][0] == pytest.approx(ROWS * OUTPUT)
 
 
 def test_pages_hold_equal_shares_of_every_layer_and_the_layer_that_runs_has_all_its_rows() -> None:
@@ -74,17 +66,6 @@ def test_two_micro_batches_that_run_in_turn_have_all_their_rows() -> None:
         assert equal_share(job, rows)[0] == pytest.approx(EQUAL * ROW)
 
 
-def test_a_rank_without_a_mixture_has_no_pages() -> None:
-    assert MIXTURE.moe is not None
-    dense_first = replace(MIXTURE, moe=replace(MIXTURE.moe, layer_pattern=(0, 0, 1, 1)))
-    first, last = shapes.ranks(dense_first, replace(LAYOUT, pipeline=2), FACTS, PAGED)
-    assert (first.terms["paged_stash"] > 0, last.terms["paged_stash"] > 0) == (False, True)
-    assert (
-        first.terms["activations"]
-        == shapes.ranks(dense_first, replace(LAYOUT, pipeline=2), FACTS, FIXED)[0].terms["activations"]
-    )
-
-
 def test_what_the_device_cannot_take_has_pages_on_the_host() -> None:
     job = shapes.job_of(MIXTURE, LAYOUT, FACTS, PAGED)
     rows = all_ranks(job, LayoutColumns.of([LAYOUT]))
@@ -93,17 +74,6 @@ def test_what_the_device_cannot_take_has_pages_on_the_host() -> None:
     assert host_terms(job, rows, HostNode(processes=8))["paged_stash"][0] == pinned
     assert PAGED.moves_to_host
     assert not replace(PAGED, paged_stash=PagedStash()).moves_to_host
-
-
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_offloaded_modules_leave_what_is_in_pages_alone(fraction: float) -> None:
-    of_attention = {"offload_modules": ("core_attn",), "offload_fraction": fraction}
-    moved = [
-        first_rank(here).terms["activations"] - first_rank(replace(here, **of_attention)).terms["activations"]
-        for here in (FIXED, PAGED)
-    ]
-    assert moved[0] == pytest.approx(moved[1], abs=2)
-    assert moved[0] > 0
 
 
 def test_techniques_are_read_as_they_were_written() -> None:

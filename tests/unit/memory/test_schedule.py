@@ -68,16 +68,6 @@ def bytes_alive(job: Job, rows: RankColumns) -> list[float]:
     return np.sum([count * size for count, size in products], axis=0).tolist()
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3, 4])
-@pytest.mark.parametrize("chunks", [1, 2, 4])
-@pytest.mark.parametrize("pipeline", [1, 2, 4, 8])
-def test_even_stages_keep_what_the_schedule_keeps(pipeline: int, chunks: int, turns: int) -> None:
-    chunks, microbatches = chunks if pipeline > 1 else 1, pipeline * turns
-    layers = [LLAMA3_8B.num_layers // (pipeline * chunks)] * chunks
-    expected = [most_layers_alive(layers, pipeline, rank, microbatches, group=pipeline) for rank in range(pipeline)]
-    assert estimated(Layout(pipeline=pipeline, virtual_pipeline=chunks), microbatches) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("microbatches", [4, 8, 16])
 def test_embedding_and_head_may_take_the_place_of_a_layer(microbatches: int) -> None:
     """The head's is asked at its first loss. Later micro-batches may keep a layer more, but not beside logits."""

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_tensors import layer_tensors, rank_layers
+from layer_tensors import layer_tensors
 from shapes import job_of
 
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layers.block import Behind
 from llmlaunch.layers.columns import LayerColumns
-from llmlaunch.layers.model import model_of
 from llmlaunch.layers.modules import Module, ModuleSplit, ModuleStyle
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layers.short_convolution import ShortConvolution
@@ -21,7 +20,6 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.models.shape import ModelShape, ShortConvolutionShape
 from llmlaunch.techniques import NO_TECHNIQUES
-from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.arithmetic import token_flops
 
 N, H, FFN = 1024, 2048, 8192
@@ -47,14 +45,6 @@ def tensors(shape: ModelShape = LFM2, layout: Layout = ALONE, **techniques: Any)
 
     counted: dict[str, float] = value(of_job, shape, layout, **techniques)
     return counted
-
-
-def test_layers_stand_where_the_shape_has_them() -> None:
-    model = model_of(LFM2)
-    kinds = [any(model.kinds[kind].blocks_of(ShortConvolution)) for kind in model.order]
-    assert [at for at, convolved in enumerate(kinds) if not convolved] == [2, 5, 8, 10, 12, 14]
-    shorter = model_of(replace(LFM2, num_layers=4))
-    assert [any(shorter.kinds[kind].blocks_of(ShortConvolution)) for kind in shorter.order] == [1, 1, 0, 1]
 
 
 def test_parameters_of_the_published_model() -> None:
@@ -87,13 +77,6 @@ def test_each_sequence_of_a_micro_batch_is_padded() -> None:
     assert kept["convolution_output"] == 4 * (N + 2) * H * 2
 
 
-def test_a_rank_keeps_what_its_layers_of_each_kind_keep() -> None:
-    ordinary = replace(LFM2, short_convolution=None)
-    attention = value(rank_layers, ordinary)[0] / 16
-    alone = value(rank_layers, replace(LFM2, num_layers=2))[0] / 2
-    assert value(rank_layers)[0] == 10 * alone + 6 * attention
-
-
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_the_gated_output_has_three_gradients(tensor: int) -> None:
     """Its own and those of both factors, in 16 bits, while the input of the projection behind it is gone; where that is
@@ -123,20 +106,6 @@ def test_the_module_of_the_block_has_the_convolution_among_its_own_parameters() 
         (H * 3 * H // 2, 3 * H // 2),
         (H // 2 * H, H),
     ]
-
-
-def test_both_projections_have_adapters_where_all_linear_layers_or_outputs_have_them() -> None:
-    """Each keeps 4 columns beside the input that it reads."""
-    for adapters in (Adapters(4), Adapters(4, target_modules=("o_proj",))):
-        kept = tensors(adapters=adapters)
-        assert kept["convolution_adapters"] == 2 * 2 * 4 * N
-        assert kept["convolution_proj_input"] == N * H * 2
-    beside_attention = tensors(adapters=Adapters(4, target_modules=("q_proj", "v_proj")))
-    assert beside_attention["convolution_adapters"] == 0
-    assert "convolution_proj_input" not in beside_attention
-    style = ModuleStyle(adapters=Adapters(4))
-    sizes = [module.parameters for module in ShortConvolution(H, 3).modules(style)]
-    assert sizes == [(3 * H,), (3 * H * H,), (4 * H,), (4 * 3 * H,), (H * H,), (4 * H,), (4 * H,)]
 
 
 @pytest.mark.parametrize("tensor", [1, 2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shapes import CORRECTIONS, ranks
@@ -72,17 +71,3 @@ def test_of_a_mixture_the_experts_are_moved_last() -> None:
     rank = only_rank(mixture, replace(WIDE, expert=8))
     experts = 2 * 16 * 3 * 4096 * 14336
     assert rank.allocated_bytes == rank.terms["parameters"] + rank.terms["gradients"] + experts
-
-
-def test_chunks_are_moved_one_after_the_other() -> None:
-    layout = replace(WIDE, pipeline=2, virtual_pipeline=4, data=128)
-    rank = only_rank(SHAPE, layout)
-    assert rank.allocated_bytes == pytest.approx(1.25 * rank.terms["parameters"] + rank.terms["gradients"])
-
-
-def test_without_a_distributed_optimizer_parameters_stay_where_they_are() -> None:
-    assert not only_rank(SHAPE, replace(WIDE, zero_stage=0)).terms.get("whole_model")
-
-
-def test_larger_batches_need_more_than_that() -> None:
-    assert not only_rank(SHAPE, replace(WIDE, recompute=0), length=8192).terms["whole_model"]

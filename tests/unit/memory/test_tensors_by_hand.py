@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import pytest
 from random_jobs import GEMMA, GPT, LATENT, SHAPES, SHARED, SINKS
 from shapes import LLAMA3_8B, MIXTRAL, job_of
@@ -20,13 +19,12 @@ from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.states import states
 from llmlaunch.memory.weights import (
     largest_parameter,
-    layer_parameters,
     linear_weights,
     rank_parameters,
     trained_parameters,
 )
 from llmlaunch.models.sections import Mamba
-from llmlaunch.models.shape import SQUARED, Indexer, LinearAttention, MlaShape, ModelShape
+from llmlaunch.models.shape import SQUARED, LinearAttention, MlaShape, ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.techniques.requests import Adapters
 
@@ -242,18 +240,6 @@ def test_linear_layers_of_the_blocks_are_what_is_kept_narrow(shape: ModelShape, 
         assert expert[rank] == pytest.approx(elements(linears, is_expert=True), rel=1e-12)
 
 
-def test_an_indexer_is_whole_on_every_device() -> None:
-    indexer = Indexer(32, 96, 2048)
-    whole = 1536 * 32 * 96 + QUERY_LATENT.hidden_size * (96 + 32) + 2 * 96
-    for layout in (Layout(), LAYOUTS[1]):
-        (with_it, experts), (without, others) = (
-            layer_parameters(*priced(shape, layout)) for shape in (replace(QUERY_LATENT, indexer=indexer), QUERY_LATENT)
-        )
-        assert len(with_it) == 2  # kinds of layers
-        assert [float((more - less)[0]) for more, less in zip(with_it, without, strict=True)] == [whole, whole]
-        assert [float((more - less)[0]) for more, less in zip(experts, others, strict=True)] == [0, 0]
-
-
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("shape", ADAPTED_SHAPES, ids=lambda shape: shape.name)
 @each_layout
@@ -296,19 +282,6 @@ def test_modules_for_prediction_have_layers_of_their_own_and_may_share_them(repe
     assert (two.expert - none.expert)[1] == pytest.approx(modules * elements(module, is_expert=True), rel=1e-12)
 
 
-def test_prediction_heads_have_a_layer_a_projection_and_three_norms() -> None:
-    layout = Layout(tensor=2, pipeline=2, data=4, expert=4)
-    none, two = (rank_parameters(*priced(replace(LATENT, mtp_num_layers=n), layout)) for n in (0, 2))
-    layer = list(layer_weights(LATENT, layout, mixture=True))
-    around = 2 * LATENT.hidden_size**2 / 2 + 3 * LATENT.hidden_size
-    table = LATENT.padded_vocab_size(2) // 2 * LATENT.hidden_size
-    assert (two.dense - none.dense)[1] == pytest.approx(
-        2 * (elements(layer, is_expert=False) + around) + table, rel=1e-12
-    )
-    assert (two.expert - none.expert)[1] == pytest.approx(2 * elements(layer, is_expert=True), rel=1e-12)
-    assert (two.dense == none.dense)[0]
-
-
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("shape", [LLAMA3_8B, MIXTRAL, GPT, GEMMA, SHARED], ids=lambda shape: shape.name)
 def test_states_are_shared_by_those_that_hold_the_same_parameters(shape: ModelShape, zero_stage: int) -> None:
@@ -339,15 +312,6 @@ def test_narrow_weights_of_experts_rest_beside_the_wide_ones_or_in_their_place()
         assert state.parameters[0] == pytest.approx(2 * wide)
 
 
-def test_muon_spares_a_state_of_the_experts_matrices_too() -> None:
-    layout = Layout(tensor=2, data=4, expert=4, zero_stage=1)
-    weights = [w for w in rank_weights(MIXTRAL, layout, 0) if w.is_linear]
-    rows = all_ranks(job_of(MIXTRAL, layout), LayoutColumns.of([layout]))
-    adam, muon = (states(job_of(MIXTRAL, layout, megatron_facts(MegatronOptions(muon=m))), rows) for m in (False, True))
-    spared = 4 * (elements(weights, is_expert=False) / 4 + elements(weights, is_expert=True) / 2)
-    assert (adam.optimizer - muon.optimizer)[0] == pytest.approx(spared)
-
-
 def test_muon_spares_a_state_of_the_matrices_of_the_last_layers_where_these_alone_are_trained() -> None:
     layout, last = Layout(tensor=2, data=4, expert=4, zero_stage=1), Techniques(trained_layers=2)
     weights = [w for w in layer_weights(MIXTRAL, layout, mixture=True) if w.is_linear] * 2
@@ -374,21 +338,3 @@ def test_the_largest_parameter_is_a_table_or_the_first_linear_of_an_mlp_or_of_al
     small = replace(LLAMA3_8B, vocab_size=1024)
     assert largest_parameter(*priced(small, layout))[1] == 2 * 4096 * 14336 / 2
     assert largest_parameter(*priced(MIXTRAL, layout))[0] == 2 * 2 * 4096 * 14336
-
-
-def test_layers_of_each_kind_are_those_of_the_ranks_chunks() -> None:
-    """Of an uneven, interleaved pipeline of a model whose layers alternate."""
-    pattern = (0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1, 1)
-    shape = replace(SHARED, moe=replace(SHARED.moe, layer_pattern=pattern))
-    layout = Layout(pipeline=2, virtual_pipeline=2, layers_by_stage=(2, 5, 4, 1))
-    _, rows = priced(shape, layout)
-    starts = np.cumsum((0, 2, 5, 4, 1))
-    for rank in range(2):
-        mine = [k for stage in (rank, rank + 2) for k in pattern[starts[stage] : starts[stage + 1]]]
-        assert [count[rank] for count in rows.counts] == [len(mine) - sum(mine), sum(mine)]
-    (dense, mixture), (no_experts, experts) = layer_parameters(*priced(shape, layout))
-    whole = list(layer_weights(shape, layout, mixture=True))
-    assert mixture[0] == pytest.approx(elements(whole, is_expert=False))
-    assert experts[0] == pytest.approx(elements(whole, is_expert=True))
-    assert no_experts[0] == 0
-    assert dense[0] == pytest.approx(elements(list(layer_weights(shape, layout, mixture=False)), is_expert=False))

@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 import shapes
-from shapes import LLAMA3_8B, LLAMA3_70B, MIXTRAL
+from shapes import LLAMA3_8B, MIXTRAL
 
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
-from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout
+from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.memory.estimator import RankEstimate
-from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router
+from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.requests import Adapters
 from support.changed_facts import changed
 
 TENSOR = Layout(tensor=4, data=2, sequence_parallel=1, zero_stage=1)
 PIPELINE = Layout(tensor=4, pipeline=4, data=2, sequence_parallel=1, zero_stage=1)
-LATENT = replace(LLAMA3_8B, num_query_groups=32, mla=MlaShape(1536, 512, 128, 64, 128))
 ZERO_BUBBLE = Techniques(zero_bubble=True)
 LINEAR = (
     32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) // 4
@@ -38,14 +36,6 @@ def ranks(
     techniques: Techniques = NO_TECHNIQUES,
 ) -> tuple[RankEstimate, ...]:
     return shapes.ranks(shape, layout, megatron_facts(options or MegatronOptions()), techniques)
-
-
-def test_one_gradient_stub_for_every_shape_of_weight_and_one_for_the_head() -> None:
-    first, *_, last = ranks(LLAMA3_70B, replace(PIPELINE, tensor=1, sequence_parallel=0, pipeline=2))
-    h, f, kv, vocabulary = 8192, 28672, 1024, 128256
-    layer = 2 * (h * (h + 2 * kv) + h * h + h * 2 * f + f * h)
-    assert first.terms["weight_gradient_stubs"] == layer
-    assert last.terms["weight_gradient_stubs"] == layer + 2 * vocabulary * h
 
 
 @pytest.mark.parametrize(("shape", "sequences"), [(LLAMA3_8B, 1), (MIXTRAL, 32)])
@@ -68,23 +58,9 @@ def test_without_fusion_or_without_transformer_engine_there_are_no_stubs(option:
         assert rank.terms["weight_gradient_stubs"] == 0
 
 
-@pytest.mark.parametrize(("loss", "per_logit"), [("none", 6), ("native", 10)])
-def test_the_loss_keeps_its_copies_of_the_logits_on_the_last_rank_alone(loss: str, per_logit: int) -> None:
-    *others, last = ranks(LLAMA3_8B, PIPELINE, MegatronOptions(loss=loss))
-    norm = 4096 * (4 * 4096 + 4) // 4
-    assert last.terms["logits_and_loss"] == norm + per_logit * 4096 * 128512 // 4
-    assert all(rank.terms["logits_and_loss"] == 0 for rank in others)
-
-
 def test_the_native_loss_works_in_place_only_where_it_is_not_compiled() -> None:
     eager = ranks(LLAMA3_8B, PIPELINE, MegatronOptions(loss="native", compiled=False))[-1]
     assert eager.allocated_bytes == ranks(LLAMA3_8B, PIPELINE)[-1].allocated_bytes
-
-
-def test_a_loss_in_place_leaves_the_peak_to_the_heads_backward() -> None:
-    last = ranks(LLAMA3_8B, PIPELINE, MegatronOptions(loss="te"))[-1]
-    assert last.terms["head_backward"] >= 2 * 4096 * 128512 // 4
-    assert last.allocated_bytes < ranks(LLAMA3_8B, PIPELINE)[-1].allocated_bytes
 
 
 @pytest.mark.parametrize(
@@ -113,45 +89,6 @@ def test_narrow_parameters_stand_in_place_of_the_wide_ones() -> None:
     assert beside.terms["weight_copies"] == instead.terms["weight_copies"]
 
 
-def kept_bytes(shape: ModelShape, modules: tuple[str, ...], layout: Layout = TENSOR) -> int:
-    selective = replace(layout, recompute=RECOMPUTE_SELECTIVE if modules else RECOMPUTE_NONE)
-    return ranks(shape, selective, techniques=Techniques(recompute_modules=modules))[0].terms["activations"]
-
-
-def test_recomputing_a_dense_mlp_keeps_its_input_alone() -> None:
-    """The output of the norm before it, which is fused into its first linear, goes too."""
-    tokens, h, f = 4096, 4096, 14336
-    assert kept_bytes(LLAMA3_8B, ()) - kept_bytes(LLAMA3_8B, ("mlp",)) == 32 * tokens * (6 * f + 2 * h) // 4
-
-
-def test_recomputing_norms_helps_only_where_they_are_not_part_of_a_linear() -> None:
-    tokens, h = 4096, 4096
-    assert kept_bytes(LLAMA3_8B, ("layernorm",)) == kept_bytes(LLAMA3_8B, ())
-    assert kept_bytes(LATENT, ()) - kept_bytes(LATENT, ("layernorm",)) == 32 * tokens * 2 * h // 4
-    assert kept_bytes(EXPERTS, ()) - kept_bytes(EXPERTS, ("layernorm",)) == 8 * tokens * 2 * h // 4
-
-
-@pytest.mark.parametrize("module", ["moe_act", "moe", "shared_experts"])
-def test_recomputing_a_part_of_a_mixture_keeps_less(module: str) -> None:
-    assert kept_bytes(EXPERTS, (module,)) < kept_bytes(EXPERTS, ())
-
-
-def test_recomputing_flash_attention_keeps_more_because_the_mixed_projection_stays() -> None:
-    tokens, query, key = 4096, 4096, 1024
-    assert kept_bytes(LLAMA3_8B, ("core_attn",)) - kept_bytes(LLAMA3_8B, ()) == 32 * tokens * 2 * (query + key) // 4
-
-
-def test_block_recompute_lies_between_none_and_full_and_more_of_it_keeps_less() -> None:
-    def activations(layers: int) -> int:
-        layout = replace(full, recompute_layers=layers)
-        return ranks(LLAMA3_8B, layout, techniques=Techniques(recompute_method="block"))[0].terms["activations"]
-
-    full = replace(PIPELINE, recompute=RECOMPUTE_FULL)
-    amounts = [ranks(LLAMA3_8B, PIPELINE)[0].terms["activations"], *(activations(layers) for layers in range(1, 9))]
-    assert amounts[8] == activations(0) == ranks(LLAMA3_8B, full)[0].terms["activations"]
-    assert amounts == sorted(amounts, reverse=True)
-
-
 def test_one_checkpoint_for_two_layers_keeps_half_the_inputs_and_makes_two_layers_again() -> None:
     full = replace(PIPELINE, recompute=RECOMPUTE_FULL)
     single, *_ = ranks(LLAMA3_8B, full)
@@ -175,13 +112,6 @@ def test_states_a_version_shards_over_data_alone_do_not_fall_with_context() -> N
     more = fork.terms["optimizer_states"] - core.terms["optimizer_states"]
     parameters = core.terms["parameters"] / 2
     assert more == pytest.approx(4 * parameters * (1 / 2 - 1 / 8), rel=1e-9)
-
-
-def test_all_to_all_over_context_ranks_keeps_the_attentions_output_twice() -> None:
-    layout = replace(TENSOR, context=2)
-    [ring] = ranks(LLAMA3_8B, layout)
-    [exchange] = ranks(LLAMA3_8B, layout, MegatronOptions(context_all_to_all=True))
-    assert exchange.terms["activations"] - ring.terms["activations"] == 32 * (4096 // 2) * 2 * 4096 // 4
 
 
 def test_gathering_instead_of_exchanging_tokens_holds_those_of_all_expert_ranks() -> None:
@@ -214,14 +144,6 @@ def traced(
 ) -> tuple[RankEstimate, ...]:
     facts = changed(megatron_facts(MegatronOptions(version=version)), expert_imbalance=1.0)
     return shapes.ranks(shape, layout, facts, techniques, LENGTH, microbatches=4)
-
-
-def test_a_router_that_scores_all_experts_keeps_their_scores() -> None:
-    assert MIXED.moe is not None
-    before = replace(MIXED, moe=replace(MIXED.moe, router=Router(normalize_topk=False)))
-    layout = Layout(data=4, zero_stage=1)
-    all_scores, chosen = (traced(shape, layout)[0].terms["activations"] for shape in (before, MIXED))
-    assert all_scores - chosen == 4 * 64 * LENGTH * LAYERS
 
 
 def test_queries_without_a_latent_are_normed_once_more_since_0_19() -> None:
@@ -260,16 +182,6 @@ def test_of_the_last_micro_batch_alone_a_dispatcher_has_the_probabilities() -> N
     assert whole - less == (2 * 12 + 5) * 64 * LENGTH * (LAYERS / 2)
 
 
-def test_recomputed_latent_projections_let_go_of_their_norms() -> None:
-    recomputed = Layout(data=4, recompute=RECOMPUTE_SELECTIVE)
-    whole, less = (
-        traced(PLAIN_LATENT, recomputed, Techniques((name,)))[0].terms["activations"]
-        for name in ("core_attn", "mla_up_proj")
-    )
-    normed, projected = 2 * (512 + WIDTH) + 4, 2 * 16 * (2 * (128 + 64) + 128)
-    assert whole - less == (normed + projected) * LENGTH * LAYERS
-
-
 def test_experts_activations_that_are_made_again_outlive_the_second_linear() -> None:
     wide = replace(PLAIN, moe=MoeShape(8, 2, 8192, 0, (1,) * LAYERS))
     recomputed = replace(TWO_RANKS, recompute=RECOMPUTE_SELECTIVE)
@@ -279,39 +191,8 @@ def test_experts_activations_that_are_made_again_outlive_the_second_linear() -> 
     assert again - stored == 2 * (LENGTH * 2) * 8192
 
 
-def test_a_prediction_head_keeps_a_layer_and_what_surrounds_it() -> None:
-    """On the last of two ranks, where the loss is the peak: the embedded tokens, them beside the hidden states, the
-    input of the norm behind the layer; with the outputs of all heads, which the decoder's is one of, once more that and
-    its own; and fp32 logits until the decoder's own head has run backward."""
-    layer = traced(PLAIN, TWO_RANKS)[-1].terms["activations"] / (LAYERS / 2)
-    hidden = 2 * LENGTH * WIDTH
-    before, after = (traced(replace(PLAIN, mtp_num_layers=heads), TWO_RANKS)[-1].terms for heads in (1, 2))
-    assert after["activations"] - before["activations"] == layer + 5 * hidden
-    assert after["embedding"] - before["embedding"] == hidden
-    assert after["logits_and_loss"] - before["logits_and_loss"] == 4 * LENGTH * VOCABULARY
-    assert after["weight_gradient_stubs"] == before["weight_gradient_stubs"]
-
-
-def test_full_recompute_makes_a_prediction_heads_layer_again() -> None:
-    recomputed = replace(TWO_RANKS, recompute=RECOMPUTE_FULL)
-    before, after = (traced(replace(PLAIN, mtp_num_layers=heads), recomputed)[-1].terms for heads in (1, 2))
-    assert after["activations"] - before["activations"] == 2 * 2 * LENGTH * WIDTH
-
-
-@pytest.mark.parametrize(("tied", "tables"), [(False, 1), (True, 0)])
-def test_prediction_of_more_tokens_embeds_them_on_the_last_stage(tied: bool, tables: int) -> None:
-    """A head that shares its table with the embedding has one already."""
-    shape = replace(PLAIN, tied_embeddings=tied)
-    more = replace(shape, mtp_num_layers=1)
-    alone = [traced(s, Layout(data=4, zero_stage=1))[0].terms["parameters"] for s in (shape, more)]
-    piped = [traced(s, TWO_RANKS)[-1].terms["parameters"] for s in (shape, more)]
-    assert piped[1] - piped[0] == alone[1] - alone[0] + tables * 2 * VOCABULARY * WIDTH
-
-
 FOUR_LAYERS = ModelShape("four-layers", 4, 4096, 14336, 32, 8, 128, 128256, 8192)
 TABLE = 2 * 128256 * 4096  # its gradient in bf16
-STREAM = 2 * 4096 * 4096
-FOUR_RANKS = Layout(pipeline=4, data=2, zero_stage=1)
 
 
 def first_rank(layout: Layout, microbatches: int, shape: ModelShape = FOUR_LAYERS, **job: Any) -> RankEstimate:
@@ -320,34 +201,6 @@ def first_rank(layout: Layout, microbatches: int, shape: ModelShape = FOUR_LAYER
 
 def beside(rank: RankEstimate) -> int:
     return rank.terms["activations"] + rank.terms["layer_backward"]
-
-
-def test_of_one_microbatch_nothing_else_is_left() -> None:
-    assert beside(first_rank(FOUR_RANKS, 1)) == TABLE + STREAM
-
-
-@pytest.mark.parametrize("microbatches", [2, 3])
-def test_the_other_microbatches_in_flight_are_kept(microbatches: int) -> None:
-    rank = first_rank(FOUR_RANKS, microbatches)
-    others = rank.terms["activations"] * (microbatches - 1) / microbatches
-    assert beside(rank) == pytest.approx(others + TABLE + STREAM)
-
-
-def test_where_the_layers_let_go_of_more_they_are_the_peak() -> None:
-    deep = replace(FOUR_LAYERS, num_layers=32)
-    large, small = (first_rank(FOUR_RANKS, 8, shape=shape) for shape in (deep, replace(deep, vocab_size=1024)))
-    assert large.terms["layer_backward"] == small.terms["layer_backward"]
-
-
-def test_an_interleaved_pipeline_lets_go_of_one_chunk_alone() -> None:
-    """Eight layers on two ranks in four chunks: of 11 chunks in flight, all but one are there; but with no more
-    micro-batches than ranks, those of later chunks have run backward as well."""
-    layout = Layout(pipeline=2, virtual_pipeline=4, data=4, zero_stage=1)
-    eight = replace(FOUR_LAYERS, num_layers=8)
-    steady, few = first_rank(layout, 4, shape=eight), first_rank(layout, 2, shape=eight)
-    chunks = 2 * (2 - 1) + (4 - 1) * 2 + 1
-    assert beside(steady) == pytest.approx(steady.terms["activations"] * (chunks - 1) / chunks + TABLE + STREAM)
-    assert beside(few) < beside(steady)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -360,23 +213,6 @@ def test_a_tied_head_on_the_same_rank_doubles_it(fused: bool) -> None:
     assert beside(rank) + rank.terms["recomputed_layer"] == pytest.approx(2 * TABLE + 2 * 64 * 4096)
 
 
-def test_the_gradient_of_a_tied_head_waits_for_the_embedding() -> None:
-    """While layers run backward, of which the last to come holds most."""
-    layout = Layout(data=2, zero_stage=1)
-    wide = replace(FOUR_LAYERS, ffn_hidden_size=65536, vocab_size=16384)
-    unfused = megatron_facts(MegatronOptions(gradient_accumulation_fusion=False))
-    apart, tied = (
-        first_rank(layout, 1, shape=replace(wide, tied_embeddings=tied), facts=unfused).terms["layer_backward"]
-        for tied in (False, True)
-    )
-    assert tied - apart == 2 * 16384 * 4096
-
-
-def test_a_frozen_table_has_no_gradient() -> None:
-    adapters = Techniques(adapters=Adapters(8))
-    assert beside(first_rank(Layout(pipeline=4, data=2), 1, techniques=adapters)) < TABLE
-
-
 def test_fp32_and_cards_before_ampere_keep_the_scores_of_attention() -> None:
     """Neither flash nor fused attention takes fp32, or runs on a V100."""
     layout = Layout(tensor=2, data=4, sequence_parallel=1, zero_stage=1)
@@ -386,17 +222,6 @@ def test_fp32_and_cards_before_ampere_keep_the_scores_of_attention() -> None:
     assert fp32 - 2 * bf16 == pytest.approx(4 * scores, rel=0.01)  # statistics are fp32 in both
     volta = first_rank(layout, 1, facts=megatron_facts(MegatronOptions(compute_capability=7.0))).terms["activations"]
     assert volta - bf16 == pytest.approx(2 * scores, rel=0.01)
-
-
-def test_weight_gradients_that_fill_the_bubble_keep_what_they_are_made_of_on_later_stages() -> None:
-    inputs, outputs = 2 * 4096 + 4096, 4096 + 2 * 1024 + 2 * 4096
-    each = 8 * 4096 * 2 * (inputs + outputs + 3 * 14336) // 4  # eight layers of one micro-batch, a quarter of them
-    waiting = [rank.terms["waiting_weight_passes"] for rank in ranks(LLAMA3_8B, PIPELINE, techniques=ZERO_BUBBLE)]
-    assert waiting == [0, each, 2 * each, 3 * each]
-    chunks = ranks(LLAMA3_8B, replace(PIPELINE, virtual_pipeline=2), techniques=ZERO_BUBBLE)
-    assert all(rank.terms["waiting_weight_passes"] == 0 for rank in chunks)
-    plain = ranks(LLAMA3_8B, PIPELINE)
-    assert all("waiting_weight_passes" not in rank.terms for rank in plain)
 
 
 def test_waiting_weight_gradients_of_a_mixture_keep_what_all_its_linears_read() -> None:

@@ -20,7 +20,6 @@ from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.moments import transient_terms
 from llmlaunch.memory.vision import encoder_activations, encoder_backward
 from llmlaunch.memory.weights import distinct_matrices, rank_parameters, trained_parameters
-from llmlaunch.memory.workspace import embedding_backward
 from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -115,12 +114,6 @@ def test_a_frozen_encoder_keeps_what_projectors_read() -> None:
     assert values(encoder_activations, shape_of(frozen=True)) == pytest.approx(kept(saved))
 
 
-def test_images_and_their_sizes_count() -> None:
-    once = values(encoder_activations)[0]
-    assert values(encoder_activations, shape_of(images_per_sample=3))[0] == pytest.approx(3 * once)
-    assert values(encoder_activations, shape_of(image_size=384))[0] == pytest.approx(once / 4)
-
-
 def test_transformers_keeps_queries_keys_and_values_mixed_and_the_output_twice() -> None:
     alone = Layout(micro_batch_size=1)
     block = 2 * (2 * 2 * H + 8) + 7 * 2 * H + 4 * HEADS + 2 * 2 * FFN
@@ -161,18 +154,6 @@ def test_gradients_of_a_block_and_of_tokens_are_alive_in_the_backward_pass(
     layout = replace(STAGES, recompute=recompute, recompute_layers=layers)
     expected = [MICRO_BATCH * PATCHES * alive, 0, 0, 0]
     assert values(encoder_backward, shape_of(**changes), layout) == pytest.approx(expected)
-
-
-def test_the_encoder_runs_backward_where_that_is_more_than_the_embedding() -> None:
-    many = shape_of(images_per_sample=7)
-    layout = replace(STAGES, pipeline=1, data=8, recompute=RECOMPUTE_FULL)
-
-    def last(job: Job, rows: RankColumns) -> Any:
-        return embedding_backward(job, rows, np.zeros(len(rows)))
-
-    assert values(last, many, layout) == values(encoder_backward, many, layout)
-    small = shape_of(image_size=32)
-    assert values(last, small, layout) == values(last, TEXT, layout)
 
 
 def test_the_term_is_alive_in_every_pass_and_not_in_the_step() -> None:

@@ -32,6 +32,7 @@ from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
 from support.command_line import CommandLine
 from support.plans import setting_for
+from support.soak import share
 from validation.scoring import score
 
 OUTCOMES = Path(__file__).parents[2] / "data" / "measurements" / "outcomes.jsonl"
@@ -117,7 +118,7 @@ def _no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(smallest_change, part, 10)
 
 
-@pytest.mark.parametrize("command", ["check", "plan", "render", "submit"])
+@pytest.mark.parametrize("command", share(["check", "plan", "render", "submit"], ["check", "submit"]))
 def test_no_command_calls_it_safe(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llmlaunch: CommandLine
 ) -> None:

@@ -28,9 +28,8 @@ def planned(name: str, *words: str) -> tuple[Recipe, Plan]:
 @pytest.mark.parametrize(
     ("name", "words", "counts"),
     [
-        ("llama3-8b", ("nodes.at_least=1", "layout.techniques=asked"), [3, 2, 1]),
         ("llama2-7b-deepspeed", ("nodes={count: 4, at_least: 1}",), [2, 1]),  # 24 devices share no batch of 512
-        ("llama3-8b", ("nodes.at_least=1", "layout.tensor=2", "layout.pipeline=1"), [2, 1]),
+        ("llama3-8b", ("nodes.at_least=1", "layout={tensor: 2, pipeline: 1, techniques: asked}"), [2, 1]),
     ],
 )
 def test_each_keeps_the_batch_is_safe_and_loads_what_the_others_save(

@@ -27,7 +27,7 @@ from llmlaunch.planner.technique_batches import fewest_safe, is_safe
 from llmlaunch.timing.step import step_time
 from support.plans import gallery_setting, setting_for
 from support.recipes import recipe_of
-from support.soak import share
+from support.soak import in_soak, share
 
 SMALL = ("nodes=1", "model.num_layers=8", "layout={tensor: [1, 2], micro_batch_size: [1, 2], context: 1}")
 RECIPES = {
@@ -111,7 +111,7 @@ def amounts(step: StepTechniques, layers: int) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("dense", "uncorrected"), ("mixture", "uncorrected"), ("small card", "more"), ("small card", "less")],
+    [*in_soak(("dense", "uncorrected"), ("small card", "less")), ("mixture", "uncorrected"), ("small card", "more")],
 )
 def test_the_fastest_is_that_of_brute_force_over_every_split_word_and_amount(name: str, said: str) -> None:
     asked = setting(name, "layout.layers_by_stage=even", "layout.preference=off", lessons=LESSONS[said])
@@ -166,7 +166,13 @@ UNEVEN = {
 }
 
 
-@pytest.mark.parametrize(("name", "said"), [*((name, "uncorrected") for name in UNEVEN), ("a full end", "more")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *in_soak(("a fast end", "uncorrected"), ("a full end", "uncorrected")),
+        *(("a full end", "more"), ("dense layers first", "uncorrected")),
+    ],
+)
 def test_the_fastest_uneven_stages_are_those_of_brute_force(name: str, said: str) -> None:
     """Every way to cut nine layers, with and without recompute."""
     recipe_name, overrides = UNEVEN[name]

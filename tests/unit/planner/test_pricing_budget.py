@@ -37,15 +37,15 @@ def test_a_search_beyond_its_budget_ends_and_one_without_a_budget_does_not() -> 
 
 
 def test_a_search_that_is_cut_short_hands_on_a_safe_layout_that_it_knew() -> None:
-    setting = gallery_setting("llama3-8b", "nodes=4")
-    needed = spent_by("llama3-8b", "nodes=4")
+    setting = gallery_setting("llama3-8b", "nodes=1")
+    needed = spent_by("llama3-8b", "nodes=1")
     with pytest.raises(BudgetSpent) as spent, PricingBudget(needed - 1).limiting():
         search(setting)
     assert spent.value.safe_layout is not None
 
 
 def test_what_is_searched_for_alone_is_what_the_whole_search_finds() -> None:
-    for overrides in (("nodes=1",), ("nodes=1", "cluster=a100-40gb-x8"), ("nodes=1", "memory={limit: 0.02}")):
+    for overrides in (("nodes=1", "cluster=a100-40gb-x8"), ("nodes=1", "memory={limit: 0.02}")):
         setting = gallery_setting("llama3-8b", *overrides)
         alone, usual = search(setting, exact=1, safe_alone=True), search(setting, exact=1)
         assert alone.safe.any() == usual.safe.any()
@@ -78,11 +78,6 @@ def spend_advice(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
         monkeypatch.setattr(smallest_change, part, 10)
 
 
-def test_a_change_found_within_the_budget_is_the_smallest() -> None:
-    plan = make_plan(gallery_setting("llama3-8b", *TIGHT))
-    assert "Smallest change that is safe: " in (plan.advice or "")
-
-
 def test_hints_neighbours_and_legal_sizes_end_at_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = gallery_setting("llama3-8b", "layout={tensor: 8, recompute: full}")
     plan = make_plan(setting)
@@ -102,5 +97,9 @@ def test_hints_neighbours_and_legal_sizes_end_at_their_budget(monkeypatch: pytes
 def test_every_long_part_reports_how_far_it_is() -> None:
     heard: set[str] = set()
     with heard_by(lambda what, done, total: heard.add(what)):
-        find_advice(gallery_setting("llama3-405b", "nodes=1", "layout.micro_batch_size=1"))
+        find_advice(
+            gallery_setting(
+                "llama3-405b", "nodes=1", "layout={tensor: 8, context: 1, micro_batch_size: 1, techniques: asked}"
+            )
+        )
     assert {"kinds of changes", "nodes"} <= heard

@@ -36,7 +36,7 @@ def planned(recipe: dict[str, Any], *overrides: str) -> PlannedRun | str:
             return str(error)
 
 
-@examples(2)
+@examples(1)
 @given(recipes())
 def test_a_recipe_has_a_message_or_a_plan_that_agrees_with_itself_and_is_rendered_if_check_accepts_it(
     recipe: dict[str, Any],

@@ -19,7 +19,7 @@ from llmlaunch.planner.sizing import ALL_UP_TO, fewest_safe, smallest_cluster, s
 from llmlaunch.recipe.types import Recipe
 from support.plans import any_legal, gallery_setting, setting_for
 from support.recipes import recipe_of
-from support.soak import examples
+from support.soak import examples, share
 
 DAY = 86400
 
@@ -30,7 +30,9 @@ def sized(name: str, *overrides: str) -> tuple[Recipe, Plan]:
     return setting.recipe, plan
 
 
-LONG = ("llama3-8b", "training.tokens=1T", "layout.techniques=asked")
+SPLIT = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1, techniques: asked}"
+LONG = ("llama3-8b", "training.tokens=1T", SPLIT)
+LARGE = ("llama3-70b", "model=llama3-405b", "layout={tensor: 8, context: 1, micro_batch_size: 1, techniques: asked}")
 
 
 def short_of(share: float) -> float:
@@ -67,9 +69,11 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("overrides", SMALL.values(), ids=SMALL)
-def test_the_number_chosen_is_safe_and_no_smaller_one_is(overrides: tuple[str, ...]) -> None:
-    recipe, plan = sized(*overrides, "nodes=auto")
+@pytest.mark.parametrize(
+    "name", share(SMALL, ("pipelines of a divisor of 32", "only seven of something", "host memory"))
+)
+def test_the_number_chosen_is_safe_and_no_smaller_one_is(name: str) -> None:
+    recipe, plan = sized(*SMALL[name], "nodes=auto")
     assert plan.safe
     assert plan.layout.world_size == recipe.world_size
     by_hand = next(n for n in range(1, ALL_UP_TO) if safe_on(recipe, n))
@@ -80,8 +84,8 @@ def test_the_number_chosen_is_safe_and_no_smaller_one_is(overrides: tuple[str, .
 
 
 def test_the_choice_is_the_plan_and_the_digest_of_that_number_written_down() -> None:
-    recipe, plan = sized("llama3-70b", "nodes=auto", "budget.max_nodes=10")
-    written = recipe_of("llama3-70b", f"nodes={recipe.nodes}")
+    recipe, plan = sized("llama3-8b", SPLIT, "nodes=auto", "budget.max_nodes=10")
+    written = recipe_of("llama3-8b", SPLIT, f"nodes={recipe.nodes}")
     assert recipe.digest == written.digest
     assert replace(plan, sizing=None, budget=written.budget, expected=None) == make_plan(setting_for(written))
 
@@ -115,7 +119,10 @@ def test_counts_are_passed_over_only_beyond_those_tried_one_by_one_and_within_th
     assert {stride(nodes) for nodes in range(1, ALL_UP_TO + 1)} == {1}
     for nodes in range(ALL_UP_TO + 1, 5000):
         assert 1 < stride(nodes) < nodes / 31
-    pinned = ("layout={tensor: 1, pipeline: 1, context: 1, recompute: none, zero_stage: 0}", "slurm.mem=1G")
+    pinned = (
+        "layout={tensor: 1, pipeline: 1, context: 1, recompute: none, zero_stage: 0, techniques: asked}",
+        "slurm.mem=1G",
+    )
     overrides = ("nodes=1", "cluster.devices_per_node=1", "training.global_batch_size=720720", *pinned)
     trials = smallest_cluster(gallery_setting("llama3-8b", *overrides), 1, 264).tried
     searched = [trial.nodes for trial in trials if trial.refused != "no_layout"]
@@ -162,18 +169,18 @@ def test_more_nodes_than_there_are_may_be_what_is_missing() -> None:
 
 
 def test_a_budget_nothing_meets_is_answered_with_the_nearest() -> None:
-    plan = sized("llama3-8b", "nodes=auto", "budget={gpu_hours: 0.5, max_nodes: 4}")[1]
+    plan = sized("llama3-8b", SPLIT, "nodes=auto", "budget={gpu_hours: 0.5, max_nodes: 4}")[1]
     assert plan.safe
     assert plan.beyond_budget is not None
     assert "GPU-hours of budget.gpu_hours: 0.5. No number of nodes up to 1024 does; nodes: " in plan.beyond_budget
     nearest, enough = plan.beyond_budget.rpartition("nodes: ")[2].rstrip(".").split(" would with budget.gpu_hours: ")
-    assert sized("llama3-8b", f"nodes={nearest}", f"budget.gpu_hours={enough}")[1].good
+    assert sized("llama3-8b", SPLIT, f"nodes={nearest}", f"budget.gpu_hours={enough}")[1].good
 
 
 def test_where_no_number_of_nodes_fits_the_nearest_is_shown_with_what_would() -> None:
-    recipe, plan = sized("llama3-70b", "model=llama3-405b", "nodes=auto", "budget.max_nodes=2")
+    recipe, plan = sized(*LARGE, "nodes=auto", "budget.max_nodes=2")
     assert (plan.safe, recipe.nodes) == (False, 2)
-    enough, _ = sized("llama3-70b", "model=llama3-405b", "nodes=auto")
+    enough, _ = sized(*LARGE, "nodes=auto")
     assert plan.changes == {"nodes": enough.nodes, "budget.max_nodes": enough.nodes}
     with pytest.raises(NothingSafe, match=f"set nodes: {enough.nodes} "):
         refuse(plan)
@@ -205,14 +212,8 @@ def test_of_rules_that_refuse_on_any_number_of_nodes_the_one_that_no_other_size_
         sized("llama3-70b", "nodes=auto", "budget.max_nodes=2", "layout={offload_optimizer: 1.0, zero_stage: 0}")
 
 
-def test_the_advice_for_too_few_nodes_is_the_smallest_number_that_fits() -> None:
-    setting = gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1")
-    assert make_plan(setting).changes == {"nodes": smallest_cluster(setting, 2, 100).nodes}
-
-
 def test_passing_over_numbers_that_cannot_hold_the_model_changes_no_answer() -> None:
-    pins = "layout={tensor: 8, context: 1, micro_batch_size: 1, techniques: asked}"
-    setting = gallery_setting("llama3-70b", "model=llama3-405b", pins)
+    setting = gallery_setting(*LARGE)
     nodes = smallest_cluster(setting, 2, 260).nodes
     assert nodes is not None
     safe = fewest_safe(setting, 1, 260, candidates=1e9)
@@ -221,7 +222,7 @@ def test_passing_over_numbers_that_cannot_hold_the_model_changes_no_answer() -> 
 
 
 def test_the_length_of_a_job_is_its_steps() -> None:
-    recipe, plan = sized("llama3-8b")
+    recipe, plan = sized("llama3-8b", SPLIT)
     length = plan.length
     assert length == JobLength.of(recipe, plan.chosen.step_seconds)
     assert (length.steps, length.tokens) == (1000, 1000 * 512 * 8192)

@@ -25,6 +25,7 @@ from llmlaunch.techniques import CHOOSABLE, NO_TECHNIQUES, SPARING_SWITCHES, SWI
 from llmlaunch.techniques.technique import declarations, parameter_owners
 from support.plans import plan_of, setting_for
 from support.recipes import recipe_of
+from support.soak import share
 
 CHANGES_ROUNDING = {name for name, each in declarations(Techniques).items() if each.rounding is not None}
 LEAST_GAIN = 0.019  # 2 % of a step, of which the other habits of the same layout take a little
@@ -55,7 +56,7 @@ def test_a_search_chooses_what_step_and_state_techniques_hold() -> None:
     assert {*declarations(StepTechniques), *declarations(StateTechniques)} == set(CHOOSABLE)
 
 
-@pytest.mark.parametrize("name", CHOOSING[:2])
+@pytest.mark.parametrize("name", share(CHOOSING[:2], CHOOSING[1:2]))
 def test_a_plan_turns_on_only_what_gains(name: str) -> None:
     plan = plan_of(name)
     assert turned_on(plan.chosen.techniques)
@@ -195,7 +196,7 @@ def test_a_plan_says_when_nobody_has_run_its_switches_together(overrides: tuple[
     assert any(UNVERIFIED in assumption for assumption in plan.assumptions) == unverified
 
 
-@pytest.mark.parametrize("name", [*CHOOSING[:2], "deepseek-v2-lite"])
+@pytest.mark.parametrize("name", share([*CHOOSING[:2], "deepseek-v2-lite"], CHOOSING[1:2]))
 def test_a_switch_that_only_makes_a_step_faster_needs_no_less_memory(name: str) -> None:
     """So a search that finds nothing safe need not price the others."""
     setting = setting_for(recipe_of(name))

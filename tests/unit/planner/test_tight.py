@@ -4,6 +4,7 @@ where nothing is safe, and runs only where the recipe accepts it, with a layout 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,14 @@ def tight_plan(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[Settin
     """Return the plan of one layout that needs 2 GiB more than the limit, and its setting."""
     limit = hand_made_limit(NEEDED - 2, NEEDED + 3, (NEEDED + 1, 0.07), (NEEDED + 3, 0.2))
     return make_sized_plan(setting_by(monkeypatch, limit, ONE_LAYOUT, *overrides))
+
+
+@cache
+def least_needed(*overrides: str) -> float:
+    """Return the GiB of the layout that needs least."""
+    with pytest.MonkeyPatch.context() as patch:
+        whole = search(setting_by(patch, hand_made_limit(79.0, None), *overrides), whole=True)
+    return float(whole.device_bytes.min()) / GIB
 
 
 SIZES = st.integers(0, 2**41)
@@ -116,7 +125,7 @@ def test_a_safe_layout_goes_before_a_faster_tight_one(monkeypatch: pytest.Monkey
 
 
 def test_of_tight_layouts_the_fastest_of_least_risk_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None)), whole=True).device_bytes.min() / GIB
+    least_gib = least_needed()
     risks = ((least_gib + 8.0, 0.05), (least_gib + 16.0, 0.055), (79.0, 0.3))
     setting = setting_by(monkeypatch, hand_made_limit(least_gib - 0.1, 79.0, *risks))
     plan = make_plan(setting)
@@ -128,7 +137,7 @@ def test_of_tight_layouts_the_fastest_of_least_risk_is_planned(monkeypatch: pyte
 
 
 def test_where_no_risk_can_be_stated_the_least_memory_stands_in_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None)), whole=True).device_bytes.min() / GIB
+    least_gib = least_needed()
     plan = make_plan(setting_by(monkeypatch, hand_made_limit(least_gib - 0.1, 79.0)))
     assert plan.verdict == TIGHT
     assert plan.device_bytes <= (least_gib + 0.8) * GIB
@@ -167,7 +176,7 @@ def test_a_tight_count_of_nodes_does_only_where_it_is_accepted(monkeypatch: pyte
 
 
 def test_a_tight_plan_falls_back_on_a_tight_layout_with_more_head_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    least_gib = search(setting_by(monkeypatch, hand_made_limit(79.0, None)), whole=True).device_bytes.min() / GIB
+    least_gib = least_needed()
     limit = hand_made_limit(least_gib - 0.1, 79.0, (79.0, 0.1))
     setting, plan = make_sized_plan(setting_by(monkeypatch, limit, ACCEPT))
     (fallback,) = find_fallbacks(setting, plan, 1).layouts
@@ -206,9 +215,7 @@ def test_a_rehearsal_decides_between_the_three(
 
 
 def test_where_nothing_has_more_head_room_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    least_gib = (
-        search(setting_by(monkeypatch, hand_made_limit(79.0, None), "nodes=1"), whole=True).device_bytes.min() / GIB
-    )
+    least_gib = least_needed("nodes=1")
     limit = hand_made_limit(least_gib / 2, least_gib + 1.0)
     setting, plan = make_sized_plan(setting_by(monkeypatch, limit, "nodes=1", ACCEPT))
     assert plan.accepted
