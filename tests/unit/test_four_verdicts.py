@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 
-import llmlaunch
 from llmlaunch.errors import NothingSafe, NoVerdict, SchedulerRefused, UserError
 from llmlaunch.verdicts import COLOURS, EXIT_CODES, VERDICTS, as_verdict, first_exit_code, worst_verdict
-
-PACKAGE = Path(llmlaunch.__file__).parent
 
 
 def test_every_verdict_has_a_colour_and_an_exit_code() -> None:
@@ -39,14 +33,3 @@ def test_the_worst_of_several_counts() -> None:
 
 def test_only_a_verdict_is_read_as_one() -> None:
     assert [as_verdict(value) for value in (*VERDICTS, "maybe", None, 3)] == [*VERDICTS, None, None, None]
-
-
-def test_no_other_module_spells_verdicts() -> None:
-    spelled = set()
-    for path in PACKAGE.rglob("*.py"):
-        constants = (
-            node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)
-        )
-        if "unsafe" in constants:
-            spelled.add(path.name)
-    assert spelled == {"verdicts.py"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import yaml
@@ -18,7 +19,12 @@ def is_of(kind: str, case: Case, answer: Answer) -> bool:
 
 
 def _document(case: Case) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(case["recipe"])
+    return _parsed(case["recipe"])
+
+
+@cache
+def _parsed(text: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(text)
     return document
 
 

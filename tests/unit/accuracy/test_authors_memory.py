@@ -15,7 +15,7 @@ from support.soak import share
 ROWS = authors_rows()
 
 
-@pytest.mark.parametrize("row", share(ROWS, ROWS[::2]), ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", share(ROWS, ROWS[::4]), ids=lambda row: row["name"])
 def test_the_recorded_prediction_is_todays(
     row: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.accuracy.scoring import score_all
@@ -17,6 +17,7 @@ from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError
 from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text, records_text
 from support.measured_runs import run
+from support.soak import examples
 
 VALUES = st.one_of(
     st.none(),
@@ -46,7 +47,7 @@ def changed(path: tuple[str, ...], value: Any, record: dict[str, Any]) -> dict[s
     return record
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(st.data())
 def test_it_is_scored_or_one_message_says_why_not(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

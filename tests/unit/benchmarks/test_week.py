@@ -1,4 +1,4 @@
-"""A hundred minutes of the simulated week of `make soak` on eight nodes, with a stop every quarter of an hour: the
+"""An hour of the simulated week of `make soak` on eight nodes, with a stop every quarter of an hour: the
 rendered script and the real node.pyz bring the training back after every one, and all that the simulator checks
 holds."""
 
@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-MINUTES = 101
-KINDS = {"crash", "node loss", "hang", "slow node", "NaN"}
+MINUTES = 65
+KINDS = {"crash", "node loss", "hang"}  # the first of those that come in turn
 
 
 def test_a_training_comes_back_after_every_stop_and_loses_no_more_than_a_save_interval(tmp_path: Path) -> None:

@@ -51,11 +51,11 @@ def table(monkeypatch: pytest.MonkeyPatch) -> list[EvidenceRun]:
 
 
 def test_the_shipped_table_is_what_the_formula_of_today_predicts_of_the_measured_runs() -> None:
-    """In make test of every eighth configuration."""
-    records = share(evidence_records(), lambda record: zlib.crc32(configuration_key(record).encode()) % 8 == 0)
+    """In make test of every sixteenth configuration."""
+    records = share(evidence_records(), lambda record: zlib.crc32(configuration_key(record).encode()) % 16 == 0)
     names = {record["id"] for record in records}
     shipped = [row_of(run) for run in shipped_runs() if run.id in names]
-    assert len(shipped) > 40
+    assert len(shipped) > 20
     fresh = evidence_runs(scores_of(records, machines()))
     assert shipped == [row_of(run) for run in fresh], "run `make evidence-table`"
     assert not SOAK or TABLE.read_text(encoding="utf-8") == evidence_table(), "run `make evidence-table`"

@@ -25,7 +25,7 @@ from llmlaunch.cluster.cards import machines
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from support.hidden_bias import GIB, LAYOUTS, MODELS, Bias, configuration, noise_of, runs
 from support.measured_runs import CARD, predictions
-from support.soak import SOAK
+from support.soak import SOAK, share
 
 CLUSTERS = machines()
 BOTH = Bias(share=0.06, outside_bytes=1.0 * GIB)
@@ -60,7 +60,9 @@ def mean_error(measured: list[list[dict[str, Any]]], correction: Correction) -> 
     return PeakRuns(pool, np.ones(len(pool), dtype=bool)).errors(correction).mape
 
 
-@pytest.mark.parametrize(("name", "apart"), [("both", True), *((name, False) for name in BIASES)])
+@pytest.mark.parametrize(
+    ("name", "apart"), share([("both", True), *((name, False) for name in BIASES)], [("both", True), ("noisy", False)])
+)
 def test_the_error_on_fresh_runs_falls_to_the_noise(name: str, apart: bool) -> None:
     bias = BIASES[name]
     everything = runs(11, bias, 140, apart=apart)
@@ -86,10 +88,13 @@ def test_nothing_is_corrected_where_nothing_is_off_and_the_runs_still_give_a_mar
     assert result.data.runs == 60
 
 
-SEEDS, FRESH = 16 if SOAK else 4, 12
+SEEDS, FRESH = 16 if SOAK else 3, 12
 
 
-@pytest.mark.parametrize("bias", [BOTH, replace(BOTH, outside_bytes=2.5 * GIB)], ids=["few deaths", "many deaths"])
+MANY_DEATHS = replace(BOTH, outside_bytes=2.5 * GIB)
+
+
+@pytest.mark.parametrize("bias", share([BOTH, MANY_DEATHS], [MANY_DEATHS]), ids=str)
 def test_the_margin_covers_fresh_runs_at_its_risk(bias: Bias) -> None:
     """Over seeds, of fresh runs that a plan with this margin allows on their card. Where too many died near the limit
     there is no margin, and no promise."""
@@ -265,8 +270,8 @@ def test_the_newest_configurations_count_and_no_more_than_that_many(monkeypatch:
     assert left_out == {"older than the newest 20 configurations": 10}
 
 
-SITES, RISK = 12 if SOAK else 4, 0.1
-OF_A_JOB = LAYOUTS if SOAK else LAYOUTS[::2]
+SITES, RISK = 12 if SOAK else 2, 0.1
+OF_A_JOB = LAYOUTS if SOAK else LAYOUTS[::3]
 BIAS, SPREAD = 0.05, 0.04  # of a layout's true need over its prediction
 Option = tuple[dict[str, Any], Prediction]
 

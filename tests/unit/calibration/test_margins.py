@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmlaunch.calibration import ratios
 from llmlaunch.calibration.evidence import no_bound_sentence, runs_needed
 from llmlaunch.calibration.ratios import DEATH, Bound, Score, upper_ratio
-from support.soak import examples
+from support.soak import SOAK, examples
 
 RISKS = st.sampled_from([0.5, 0.3, 0.25, 0.2, 0.1, 0.05])
 LIVED = st.floats(0.2, 5.0, allow_nan=False)
@@ -27,7 +27,7 @@ def bound(scores: list[float], risk: float) -> float:
     return math.inf if ratio is None else ratio
 
 
-@examples(20, 2000)
+@examples(10, 2000)
 @given(st.lists(LIVED, min_size=2, max_size=60), RISKS)
 def test_whichever_run_is_the_next_one_at_most_the_risk_exceeds_what_the_others_give(
     scores: list[float], risk: float
@@ -39,7 +39,7 @@ def test_whichever_run_is_the_next_one_at_most_the_risk_exceeds_what_the_others_
 
 
 @pytest.mark.parametrize("risk", [0.2, 0.1, 0.05])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3) if SOAK else range(1))
 def test_new_runs_stay_within_the_bound_as_often_as_promised(risk: float, seed: int) -> None:
     random, trials, runs = np.random.default_rng(seed), 4000, 60
     drawn = 1.0 + random.standard_t(2, size=(trials, runs + 1)) * 0.1  # heavy tails: no distribution is assumed
@@ -47,7 +47,7 @@ def test_new_runs_stay_within_the_bound_as_often_as_promised(risk: float, seed: 
     assert within / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3) if SOAK else range(1))
 def test_deaths_seen_only_as_deaths_keep_the_promise(seed: int) -> None:
     # the true score of a run that died is above what its card allows, and is never seen
     random, trials, runs, risk = np.random.default_rng(seed), 4000, 60, 0.1
@@ -58,7 +58,7 @@ def test_deaths_seen_only_as_deaths_keep_the_promise(seed: int) -> None:
     assert within / trials >= 1 - risk - 3 * math.sqrt(risk * (1 - risk) / trials)
 
 
-@examples(20, 2000)
+@examples(10, 2000)
 @given(SCORES, RISKS)
 def test_a_death_never_lowers_the_bound_nor_makes_one(scores: list[float], risk: float) -> None:
     before, after = upper_ratio(scores, risk), upper_ratio([*scores, DEATH], risk)
@@ -67,7 +67,7 @@ def test_a_death_never_lowers_the_bound_nor_makes_one(scores: list[float], risk:
         assert after >= before
 
 
-@examples(20, 2000)
+@examples(10, 2000)
 @given(SCORES, RISKS, RISKS)
 def test_less_risk_is_never_a_lower_bound(scores: list[float], first: float, other: float) -> None:
     assert bound(scores, min(first, other)) >= bound(scores, max(first, other))

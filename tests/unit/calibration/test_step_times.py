@@ -11,9 +11,12 @@ from llmlaunch.cluster.cards import machines
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.rendering.run_json import measurement_template
 from support.plans import gallery_setting, plan_of
+from support.soak import share
+
+GALLERY = ("llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed", "llama3.1-8b-ulysses")
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "llama2-7b-deepspeed", "llama3.1-8b-ulysses"])
+@pytest.mark.parametrize("name", share(GALLERY, ["mixtral-8x7b"]))
 def test_a_record_prices_the_step_that_was_planned(name: str) -> None:
     setting, plan = gallery_setting(name), plan_of(name)
     recipe = as_planned(setting.recipe, plan.chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -51,17 +52,28 @@ CARRIERS = {
 
 
 @cache
-def imports(path: Path) -> set[str]:
-    """Rooms of llmlaunch a file imports, also inside functions."""
-    rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
+def modules() -> dict[Path, tuple[ast.AST, ...]]:
+    """Return the nodes of every module of the package."""
+    return {path: tuple(ast.walk(ast.parse(path.read_text("utf-8")))) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield what a file imports, also inside functions and by relative names: the module, and the name in it."""
+    folder = path.relative_to(PACKAGE.parent).parts[:-1]
+    for node in modules()[path]:
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"llmlaunch.{node.module}" if node.level == 2 else node.module]
-        rooms |= {name.split(".")[1] for name in names if name.startswith("llmlaunch.")}
-    return rooms
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = folder[: len(folder) - node.level + 1] if node.level else ()
+            home = ".".join([*above, *filter(None, [node.module])])
+            yield from ((home, alias.name) for alias in node.names)
+
+
+@cache
+def imports(path: Path) -> set[str]:
+    """Return the rooms of llmlaunch that a file imports."""
+    names = (f"{module}.{name}".split(".") for module, name in imported(path))
+    return {name[1] for name in names if name[0] == "llmlaunch" and len(name) > 1 and name[1]}
 
 
 def room_of(path: Path) -> str:
@@ -71,7 +83,7 @@ def room_of(path: Path) -> str:
 def test_a_room_imports_only_from_floors_below_it() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {room}"
-        for path in PACKAGE.rglob("*.py")
+        for path in modules()
         if room_of(path) in FLOOR
         for room in imports(path) - {room_of(path)}
         if FLOOR.get(room, -1) >= FLOOR[room_of(path)] or (room in APART and (room_of(path), room) not in CARRIERS)
@@ -81,8 +93,7 @@ def test_a_room_imports_only_from_floors_below_it() -> None:
 
 def test_what_only_judges_the_formulas_is_no_part_of_the_wheel() -> None:
     """No room imports `validation/`, and the wheel is made of this package alone."""
-    statement = re.compile(r"(?m)^\s*(from|import) validation\b")
-    assert [path for path in PACKAGE.rglob("*.py") if statement.search(path.read_text())] == []
+    assert [path for path in modules() if any(name.split(".")[0] == "validation" for name, _ in imported(path))] == []
     settings = (PACKAGE.parents[1] / "pyproject.toml").read_text("utf-8")
     built = settings.partition("[tool.hatch.build.targets.wheel]")[2].partition("[tool.ruff]")[0]
     assert 'packages = ["wrapper/llmlaunch"]' in built
@@ -95,7 +106,7 @@ def test_the_page_names_the_floors() -> None:
     assert documented == {(floor, room) for room, floor in FLOOR.items()}
 
 
-def walk(heading: str) -> list[Path]:
+def walk_of(heading: str) -> list[Path]:
     """Return the modules that a walk on the page names, in its order."""
     section = PAGE.read_text("utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
     steps = re.findall(r"(?m)^\d+\. (.*)$", section)
@@ -103,29 +114,19 @@ def walk(heading: str) -> list[Path]:
 
 
 def test_the_walk_of_a_peak_names_few_modules_that_are_there() -> None:
-    modules = walk("How a peak is measured and learned from")
-    assert 0 < len(modules) <= 8
-    assert [path for path in modules if not path.exists()] == []
+    steps = walk_of("How a peak is measured and learned from")
+    assert 0 < len(steps) <= 8
+    assert [path for path in steps if not path.exists()] == []
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Return the modules a file imports, also inside functions and by relative names. `from a import b` counts as
-    `a` and as `a.b`; `from . import b` as `b` of the same room."""
-    folder = path.relative_to(PACKAGE.parent).parts[:-1]
-    modules = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = folder[: len(folder) - node.level + 1] if node.level else ()
-            home = ".".join([*above, *filter(None, [node.module])])
-            modules |= {home, *(f"{home}.{alias.name}" for alias in node.names)}
-    return modules
+    """Return the modules a file imports. `from a import b` counts as `a` and as `a.b`."""
+    return {name for module, part in imported(path) for name in (module, f"{module}.{part}")}
 
 
 def test_no_module_imports_itself_through_others() -> None:
     """Imports for type checkers count, too; those of the package's own `__init__` do not: it imports on demand."""
-    names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
     graph = {name: imported_modules(path) & names.keys() - {name} for name, path in names.items()}
     try:
         list(TopologicalSorter(graph).static_order())
@@ -142,7 +143,7 @@ def test_memory_asks_effects_and_names_no_technique() -> None:
     named = {
         f"{path.name}: {node.attr}"
         for path in (PACKAGE / "memory").glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in modules()[path]
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Attribute | ast.Name)
         and ast.unparse(node.value).rpartition(".")[2] == "techniques"
@@ -159,15 +160,16 @@ def test_a_module_of_effects_is_one_that_a_technique_declares() -> None:
 
 def test_a_public_class_name_has_one_home() -> None:
     homes: dict[str, set[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
+    for path, (module, *_) in modules().items():
+        assert isinstance(module, ast.Module)
+        for node in module.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(str(path.relative_to(PACKAGE)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
 def test_modules_are_no_walls() -> None:
-    lengths = {path.name: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    lengths = {path.name: len(path.read_text().splitlines()) for path in modules()}
     assert {name: length for name, length in lengths.items() if length > 500} == {}
 
 
@@ -180,14 +182,14 @@ def test_nodes_and_trainers_know_nothing_of_the_login_side() -> None:
 
 
 def test_every_room_is_on_a_floor() -> None:
-    rooms = {room_of(p) for p in PACKAGE.rglob("*.py")} - {"__init__", "__main__"}
+    rooms = {room_of(path) for path in modules()} - {"__init__", "__main__"}
     assert rooms == set(FLOOR) | APART
 
 
 def test_memory_knows_no_backend_by_name() -> None:
     for path in PACKAGE.glob("memory/*.py"):
-        code = ast.parse(path.read_text())
-        strings = {n.value for n in ast.walk(code) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        nodes = modules()[path]
+        strings = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
         assert not strings & {"megatron-lm", "deepspeed"}, path
 
 

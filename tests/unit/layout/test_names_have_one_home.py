@@ -64,17 +64,23 @@ NAMING_A_FAMILY = {
 
 
 @cache
-def texts() -> Mapping[str, frozenset[str]]:
-    """Return the constant texts of every module, by its path, that are neither docstrings nor names it exports."""
+def modules() -> Mapping[str, tuple[ast.AST, ...]]:
+    """Return the nodes of every module, by its path."""
     return {
-        path.relative_to(PACKAGE).as_posix(): texts_in(ast.parse(path.read_text("utf-8")))
+        path.relative_to(PACKAGE).as_posix(): tuple(ast.walk(ast.parse(path.read_text("utf-8"))))
         for path in sorted(PACKAGE.rglob("*.py"))
     }
 
 
-def texts_in(tree: ast.Module) -> frozenset[str]:
+@cache
+def texts() -> Mapping[str, frozenset[str]]:
+    """Return the constant texts of every module, by its path, that are neither docstrings nor names it exports."""
+    return {name: texts_in(nodes) for name, nodes in modules().items()}
+
+
+def texts_in(nodes: tuple[ast.AST, ...]) -> frozenset[str]:
     found, left_out = set[str](), set[ast.AST]()
-    for node in ast.walk(tree):
+    for node in nodes:
         exports = isinstance(node, ast.Assign) and any(getattr(t, "id", None) == "__all__" for t in node.targets)
         if exports or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             left_out |= set(ast.walk(node))
@@ -98,7 +104,7 @@ def test_no_module_outside_the_folders_decides_by_the_name_of_the_backend() -> N
     deciding = [
         f"{name}:{node.lineno}"
         for name in outside_frameworks()
-        for node in ast.walk(ast.parse((PACKAGE / name).read_text("utf-8")))
+        for node in modules()[name]
         if isinstance(node, ast.Compare) and any(is_backend_name(side) for side in (node.left, *node.comparators))
     ]
     assert deciding == []
@@ -187,3 +193,7 @@ def test_the_name_of_a_family_has_one_home() -> None:
         place for place, found in texts().items() if any(homes[name] != place for name in found & homes.keys())
     }
     assert elsewhere == NAMING_A_FAMILY.keys()
+
+
+def test_verdicts_have_one_home() -> None:
+    assert [name for name, found in texts().items() if "unsafe" in found] == ["verdicts.py"]

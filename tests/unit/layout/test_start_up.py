@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from llmlaunch.assets import asset
 
 PACKAGE = Path(llmlaunch.__file__).parent
 PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
+RECIPE = str(asset("recipes", "llama3-8b.yaml"))
 CLUSTER = ("--cluster", "h100-80gb-x8")
 SCRIPT = """\
 #!/bin/bash
@@ -39,6 +41,7 @@ print(*sorted(filter(None, (module.__file__ for module in modules))), sep="\\n",
 """
 
 
+@cache
 def imported(*words: str) -> list[Path]:
     """Return our files that `check` imports, in a process of its own."""
     done = subprocess.run([sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True, check=True)
@@ -69,7 +72,7 @@ def more_than(most: dict[str, int], files: list[Path]) -> dict[str, int]:
 
 
 def test_check_of_a_recipe_imports_no_more_than_the_page_says() -> None:
-    files = imported(str(asset("recipes", "llama3-8b.yaml")))
+    files = imported(RECIPE)
     assert PACKAGE / "planner" / "search.py" in files
     assert more_than(written("check recipe.yaml"), files) == {}
 
@@ -81,13 +84,12 @@ def test_check_of_a_script_imports_no_more_than_the_page_says(script: str) -> No
 
 
 def test_a_recipe_imports_nothing_that_reads_scripts() -> None:
-    rooms = {path.relative_to(PACKAGE).parts[0] for path in imported(str(asset("recipes", "llama3-8b.yaml")))}
+    rooms = {path.relative_to(PACKAGE).parts[0] for path in imported(RECIPE)}
     assert "planner" in rooms
     assert not rooms & {"command_lines", "imports"}
 
 
 def test_a_recipe_whose_arguments_cannot_be_refused_imports_no_table_of_flags() -> None:
     flags = PACKAGE / "frameworks" / "megatron" / "flags"
-    recipe = str(asset("recipes", "llama3-8b.yaml"))
-    assert not any(flags in path.parents for path in imported(recipe))
-    assert flags / "table.py" in imported(recipe, "environment={NCCL_DEBUG: WARN}")
+    assert not any(flags in path.parents for path in imported(RECIPE))
+    assert flags / "table.py" in imported(RECIPE, "environment={NCCL_DEBUG: WARN}")

@@ -49,7 +49,7 @@ def test_terms_add_up_as_the_correction_says(
         assert {name: rank.terms[name] for name in known} == {name: before.terms[name] for name in known}
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(shape=SHAPES, data=st.data())
 def test_no_correction_changes_nothing_and_adds_no_term(shape: ModelShape, data: st.DataObject) -> None:
     layout, job = data.draw(any_layouts(shape)), job_of(shape)
@@ -59,7 +59,7 @@ def test_no_correction_changes_nothing_and_adds_no_term(shape: ModelShape, data:
     assert job.correction is NO_CORRECTION
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(shape=st.sampled_from([LLAMA3_8B, MIXTRAL]), data=st.data(), correction=CORRECTIONS)
 def test_more_layers_never_need_less(shape: ModelShape, data: st.DataObject, correction: Correction) -> None:
     """What a rank holds grows with its layers, whatever measured runs say of the bytes."""

@@ -100,7 +100,7 @@ STATE_TECHNIQUES = st.sampled_from(
         {"offload_optimizer": 1.0, "offload_parameters": True},
     ]
 )
-FEWER = examples(8, 700)  # of each backend
+FEWER = examples(4, 700)  # of each backend
 FOR_ALL = st.one_of(
     st.sampled_from([{}, {"weight_versions": 2}, {"loss": "tiled"}]),
     st.fixed_dictionaries({"trained_layers": st.integers(1, 32)}),

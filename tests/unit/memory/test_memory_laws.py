@@ -34,7 +34,7 @@ def static(rank: RankEstimate) -> int:
     return sum(rank.terms[name] for name in STATIC)
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(data=st.data())
 def test_a_higher_zero_stage_never_keeps_more_state(data: st.DataObject) -> None:
     layout = data.draw(layouts(LLAMA2_7B))
@@ -75,13 +75,13 @@ SPARING = {
 
 
 @pytest.mark.parametrize("name", SPARING)
-@examples(8, 700)  # of each technique
+@examples(4, 700)  # of each technique
 @given(shape=SHAPES, data=st.data())
 def test_more_of_what_spares_never_needs_more(name: str, shape: ModelShape, data: st.DataObject) -> None:
     never_more(shape, data.draw(layouts(shape)), *SPARING[name])
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(shape=SHAPES, data=st.data())
 def test_a_tiled_loss_needs_no_more_but_for_the_hidden_states_it_reads(shape: ModelShape, data: st.DataObject) -> None:
     """It holds those through the backward pass of the layers, which an untiled loss lets go of before (traced:
@@ -96,7 +96,7 @@ def test_a_tiled_loss_needs_no_more_but_for_the_hidden_states_it_reads(shape: Mo
         assert pieces.device_bytes <= whole.device_bytes + more * (1.0 + cache_share(job)) + 1
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(shape=SHAPES, data=st.data())
 def test_chunks_computed_again_never_need_more(shape: ModelShape, data: st.DataObject) -> None:
     layout = data.draw(layouts(shape))
@@ -104,13 +104,13 @@ def test_chunks_computed_again_never_need_more(shape: ModelShape, data: st.DataO
     never_more(shape, layout, NO_TECHNIQUES, Techniques(mlp_chunks=4), facts)
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(shape=SHAPES, data=st.data())
 def test_delayed_weight_gradients_never_lower_the_peak(shape: ModelShape, data: st.DataObject) -> None:
     never_more(shape, data.draw(layouts(shape)), Techniques(delay_weight_gradients=True), NO_TECHNIQUES)
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(shape=SHAPES, data=st.data(), last=st.integers(1, 32))
 def test_trained_layers_add_up_over_the_ranks(shape: ModelShape, data: st.DataObject, last: int) -> None:
     layout = data.draw(layouts(shape))

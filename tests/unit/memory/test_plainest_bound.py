@@ -67,7 +67,7 @@ def negative(terms: Mapping[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-@examples(10, 1000)  # of each trainer
+@examples(5, 1000)  # of each trainer
 @given(data=st.data())
 def test_no_term_is_negative_and_no_rank_needs_less_than_its_states(name: str, data: st.DataObject) -> None:
     drawn: RandomJob = data.draw(random_jobs(name))

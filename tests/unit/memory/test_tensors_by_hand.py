@@ -41,7 +41,6 @@ STATE_SPACES = replace(
 ADAPTED_SHAPES = (*SHAPES, QUERY_LATENT, BIASED, SINKS, WHOLE_NORMS, GATED, HYBRID)
 ALL_SHAPES = (*ADAPTED_SHAPES, STATE_SPACES)
 LAYOUTS = (
-    Layout(pipeline=2),
     Layout(tensor=4, pipeline=2, data=2, expert=2, expert_tensor=2, sequence_parallel=1),
     Layout(tensor=2, pipeline=2, data=4, expert=4, layers_by_stage=(3, 5)),
 )

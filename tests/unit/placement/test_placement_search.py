@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from networks import job, small_jobs, two_levels, uneven
 
 from llmlaunch.placement.search import EXACT_NODES, EXPONENTS, SmoothOrder, place
 from llmlaunch.placement.traffic import inverse, order_seconds, path_seconds
+from support.soak import examples
 
 PLENTY_SECONDS = 60.0
 Case = tuple[dict[str, Any], list[list[float]]]
@@ -42,7 +43,7 @@ def best_seconds(terms: Any, cost: Any) -> float:
 
 
 @given(small_jobs(most_nodes=6))
-@settings(max_examples=150)
+@examples(50)
 def test_few_nodes_get_the_best_of_all_orders(case: Case) -> None:
     """In as many orders as the proof may need after a short search: 6 nodes have 1,957 beginnings of an order."""
     terms, cost = case
@@ -53,7 +54,7 @@ def test_few_nodes_get_the_best_of_all_orders(case: Case) -> None:
 
 
 @given(small_jobs(most_nodes=14))
-@settings(max_examples=40)
+@examples(20)
 def test_any_job_gets_an_order_that_is_never_worse_than_slurms(case: Case) -> None:
     terms, cost = case
     placed = place(terms, cost, budget_seconds=3000.0, clock=orders_priced())
@@ -65,7 +66,7 @@ def test_any_job_gets_an_order_that_is_never_worse_than_slurms(case: Case) -> No
 
 
 @given(small_jobs(most_nodes=10), st.sampled_from(EXPONENTS))
-@settings(max_examples=40)
+@examples(20)
 def test_an_exchange_is_priced_as_the_whole_order_would_be(case: Case, exponent: float) -> None:
     terms, cost = case
     if not terms:

@@ -21,7 +21,7 @@ from llmlaunch.memory.job import Correction
 from llmlaunch.planner.legality import first_failed, situation
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.search import SearchResult, pareto, search
-from llmlaunch.planner.search_space import enumerate_splits, recipe_with_techniques, technique_space
+from llmlaunch.planner.search_space import TechniqueSpace, enumerate_splits, recipe_with_techniques, technique_space
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.planner.technique_batches import fewest_safe, is_safe
 from llmlaunch.timing.step import step_time
@@ -222,10 +222,15 @@ def searched(*overrides: str) -> SearchResult:
     return search(gallery_setting("llama3-8b", "nodes=1", *overrides), whole=True)
 
 
+def offered(*overrides: str) -> TechniqueSpace:
+    asked = gallery_setting("llama3-8b", "nodes=1", *overrides)
+    return technique_space(asked.recipe, asked.backend)
+
+
 def test_a_recipes_own_words_take_the_place_of_those_offered() -> None:
-    result = searched("layout={recompute: selective, recompute_modules: [mlp], offload_optimizer: 0.5}")
-    assert {step.recompute_modules for step in result.points.step_techniques} == {("mlp",)}
-    assert {state.offload_optimizer for state in result.points.state_techniques} == {0.5}
+    space = offered("layout={recompute: selective, recompute_modules: [mlp], offload_optimizer: 0.5}")
+    assert {step.recompute_modules for step in space.step} == {("mlp",)}
+    assert {state.offload_optimizer for state in space.state} == {0.5}
 
 
 def test_pinned_amounts_are_not_solved_and_others_are() -> None:
@@ -237,8 +242,8 @@ def test_pinned_amounts_are_not_solved_and_others_are() -> None:
 
 
 def test_zero_stages_of_another_implementation_are_searched_where_they_are_pinned() -> None:
-    assert {state.zero_stage for state in searched("layout={}").points.state_techniques} == {0, 1}
-    assert {state.zero_stage for state in searched("layout.zero_stage=[2, 3]").points.state_techniques} == {2, 3}
+    assert {state.zero_stage for state in offered("layout={}").state} == {0, 1}
+    assert {state.zero_stage for state in offered("layout.zero_stage=[2, 3]").state} == {2, 3}
     with pytest.raises(UserError, match=r"layout\.zero_stage: 2 and 3 are Megatron-FSDP, another implementation"):
         searched("layout.zero_stage=[1, 2]")
 
@@ -250,29 +255,14 @@ def test_a_zero_stage_the_backend_has_not_is_refused_in_one_sentence() -> None:
 
 
 def test_full_recompute_that_is_pinned_is_of_every_layer() -> None:
-    result = searched("layout={recompute: full}")
-    assert {(step.recompute_method, step.solved) for step in result.points.step_techniques} == {("uniform", None)}
-    some = searched("layout={recompute: [none, full]}")
-    assert "recompute_layers" in {step.solved for step in some.points.step_techniques}
-
-
-def test_words_nobody_left_open_stay_as_they_are() -> None:
-    kept = searched("layout={offload_optimizer: 0, offload_modules: [], offload_layers: 0, recompute: none}")
-    assert {(step.recompute, step.solved) for step in kept.points.step_techniques} == {(0, None)}
-    assert {state.offload_optimizer for state in kept.points.state_techniques} == {0.0}
+    whole, some = offered("layout={recompute: full}"), offered("layout={recompute: [none, full]}")
+    assert {(step.recompute_method, step.solved) for step in whole.step} == {("uniform", None)}
+    assert "recompute_layers" in {step.solved for step in some.step}
 
 
 def test_the_format_of_gradients_is_searched_only_where_the_recipe_says_auto() -> None:
-    few = "layout={tensor: 1, context: 1, micro_batch_size: 1}"
-    assert {state.gradient_dtype for state in searched(few).points.state_techniques} == {None}
-    left_open = searched(few, "training.gradient_dtype=auto")
-    assert {state.gradient_dtype for state in left_open.points.state_techniques} == {"fp32", "bf16"}
-
-
-def test_equals_go_to_the_smaller_split_and_the_fewer_words() -> None:
-    result = search(setting("cpu"))
-    first = result.points.layout(int(result.first[0]))
-    assert (first.pipeline, first.virtual_pipeline) == (1, 1)
+    assert {state.gradient_dtype for state in offered().state} == {None}
+    assert {state.gradient_dtype for state in offered("training.gradient_dtype=auto").state} == {"fp32", "bf16"}
 
 
 def test_uniform_recompute_and_block_of_all_layers_are_the_same_layout() -> None:

@@ -116,13 +116,6 @@ def test_a_price_of_its_own_comes_on_top() -> None:
     assert preference_factor(RECIPE, points).tolist() == pytest.approx([1.1, 1.1 + within()])
 
 
-def test_nothing_counts_where_it_is_switched_off() -> None:
-    off = recipe_of("llama3-8b", "layout.preference=off")
-    assert preference_factor(off, points_of([Layout(), ODD])).tolist() == [1.0, 1.0]
-    assert off.digest != RECIPE.digest
-    assert recipe_of("llama3-8b", "layout.preference=on").digest == RECIPE.digest
-
-
 SMALL = ("nodes=2", "layout={tensor: [1, 2], micro_batch_size: [1, 2], context: [1, 2]}")
 
 

@@ -13,7 +13,6 @@ from llmlaunch.planner.planning import make_plan, plan_of
 from llmlaunch.planner.search import REHEARSED, SearchResult, search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.units import GIB
-from llmlaunch.verdicts import UNSAFE
 from support.plans import gallery_setting
 from support.tight import rehearsal_of
 
@@ -77,17 +76,3 @@ def test_a_pinned_layout_is_judged_as_the_search_judges_it(refuted: Setting, pla
     assert verdict.refusal is not None
     assert verdict.refusal.key == REHEARSED
     assert "with other techniques this layout is taken to be off by as much" in verdict.refusal.reason
-
-
-def test_where_all_are_refuted_the_reason_is_the_one_that_ran(refuted: Setting) -> None:
-    (rehearsal,) = refuted.lessons.rehearsals
-    pinned = gallery_setting(
-        "llama3-8b",
-        PINS.replace("}", f", pipeline: {rehearsal.layout.pipeline}, virtual_pipeline: 1, recompute: none, "
-                          "zero_stage: 1, offload_modules: [], offload_optimizer: 0, offload_layers: 0}"),
-        lessons=refuted.lessons,
-    )  # fmt: skip
-    plan = make_plan(pinned)
-    assert plan.verdict == UNSAFE
-    assert plan.rehearsed is not None
-    assert plan.rehearsed.sentence.startswith(rehearsal.sentence)

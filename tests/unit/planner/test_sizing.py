@@ -254,9 +254,3 @@ def test_slurms_time_limit_is_read_as_slurm_does(limit: str | int, hours: float)
 def test_no_limit_ends_no_job(limit: str | int | None) -> None:
     recipe = replace(recipe_of("llama3-8b"), slurm={} if limit is None else {"time": limit})
     assert time_limit_note(recipe, JobLength.of(recipe, 1e6)) == ()
-
-
-def test_a_job_that_can_be_resumed_is_told_so() -> None:
-    recipe = recipe_of("llama3-8b", "training.save_interval=10", "training.checkpoint_path=/ck", "slurm.time=60")
-    (note,) = time_limit_note(recipe, JobLength.of(recipe, 1e3))
-    assert "its last checkpoint" in note

@@ -332,18 +332,6 @@ def test_layers_of_two_kinds_are_each_counted() -> None:
             assert fitted == [fits[0, 0, a], fits[1, a, b], fits[2, b, 12]]
 
 
-def test_early_ranks_that_keep_many_micro_batches_get_fewer_layers_where_memory_binds() -> None:
-    layout = Layout(8, 4, data=1, sequence_parallel=1, micro_batch_size=4)
-    columns = LayoutColumns.of([layout])
-    limit = 1.02 * estimate(JOB, replace(layout, layers_by_stage=(17, 18, 22, 23))).worst.device_bytes
-    most = capacities(JOB, columns, limit)[0]
-    assert list(most) == sorted(most)
-    split = balance_kinds([1.0] * LAYERS, 0.0, 0.0, 4, fitting(JOB, columns, limit))
-    assert split is not None
-    assert split != (20, 20, 20, 20)
-    assert estimate(JOB, replace(layout, layers_by_stage=split)).worst.device_bytes <= limit
-
-
 def test_interleaved_layouts_are_not_asked_about() -> None:
     with pytest.raises(ValueError, match="one chunk"):
         capacities(JOB, LayoutColumns.of([Layout(8, 4, virtual_pipeline=5, data=16)]), 60 * GIB)

@@ -169,10 +169,6 @@ def test_weight_gradients_wait_and_a_shared_expert_runs_beside_the_exchange_wher
     assert not any(each.overlap_shared_expert for each in tried(recipe_of("mixtral-8x7b")))
 
 
-def test_the_optimizer_goes_to_the_host_in_shares() -> None:
-    assert {each.offload_optimizer for each in tried(recipe_of("llama3-8b"))} == {0.0, 0.25, 0.5, 0.75, 1.0}
-
-
 def test_a_switch_is_not_tried_where_it_changes_nothing() -> None:
     layouts = LayoutColumns.of([Layout(data=8), Layout(tensor=2, data=4), Layout(context=2, data=4)])
     assert list(switches_matter(("tp_comm_overlap",), layouts)) == [False, True, False]

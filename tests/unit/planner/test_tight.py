@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from llmlaunch.calibration.margins import Margin
 from llmlaunch.errors import NothingSafe
-from llmlaunch.layout import Layout
 from llmlaunch.planner.fallbacks import HEAD_ROOM_STEP, find_fallbacks
-from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.planning import make_plan, make_sized_plan
 from llmlaunch.planner.refusal import refuse
@@ -96,12 +94,6 @@ def test_a_tight_plan_is_refused_with_what_it_risks_and_the_word_that_accepts_it
     assert "\n" not in message
 
 
-def test_where_no_risk_can_be_stated_the_message_says_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(setting_by(monkeypatch, hand_made_limit(NEEDED - 2, NEEDED + 3), ONE_LAYOUT))
-    with pytest.raises(NothingSafe, match="its risk of running out of memory is not known"):
-        refuse(plan)
-
-
 def test_what_the_recipe_accepts_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
     _, plan = tight_plan(monkeypatch, ACCEPT)
     assert (plan.verdict, plan.accepted, plan.good) == (TIGHT, True, True)
@@ -148,16 +140,6 @@ def test_a_search_says_how_many_layouts_are_tight(monkeypatch: pytest.MonkeyPatc
     assert plan.verdict == SAFE
     assert plan.refused["tight"] > 0
     assert "the 60.0 GiB that fit the card" in plan.refusal_sentences["tight"]
-
-
-def test_a_single_layout_is_called_tight_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = Layout(data=16, zero_stage=1)
-    for fits_gib, key in ((70.0, "tight"), (None, "memory")):
-        setting = setting_by(monkeypatch, hand_made_limit(40.0, fits_gib))
-        (verdict,) = judge_layouts(setting, [layout])
-        assert verdict.refusal is not None
-        assert verdict.refusal.key == key
-        assert "GiB more than the limit" in verdict.refusal.reason
 
 
 def test_a_tight_count_of_nodes_does_only_where_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,21 +75,3 @@ def test_a_plan_with_graphs_says_that_no_run_measured_them() -> None:
     graphed = plan_of("llama3-8b", "layout.cuda_graphs=[full_iteration]")
     assert "no measured run stands behind it" in graphed.assumptions[-1]
     assert graphed.chosen.step_seconds < plan_of("llama3-8b", "layout.cuda_graphs=[]").chosen.step_seconds
-
-
-@pytest.mark.parametrize(("length", "slower_at_least", "slower_at_most"), [(32768, 0.2, 2.0), (262144, 0.0, 0.01)])
-def test_swapping_costs_what_no_pass_hides_and_is_free_of_waiting_where_all_is_hidden(
-    length: int, slower_at_least: float, slower_at_most: float
-) -> None:
-    """MEMO (Zhao et al. 2025) swaps all activations of a 7B model on eight A800 beside its passes from 192K tokens on.
-    Copies still take their share of the device's memory bandwidth."""
-    of_memo = (
-        *("model=llama2-7b", "cluster=a100-80gb-x8", "nodes=1", "training.global_batch_size=8"),
-        "layout={tensor: 4, context: 2, pipeline: 1, micro_batch_size: 1, recompute: none, offload_modules: []}",
-        f"training.sequence_length={length}",
-    )
-    kept, swapped = (
-        plan_of("llama3-8b", *of_memo, f"what_if={{swapped_share: {share}}}").chosen.step_seconds
-        for share in (0.0, 1.0)
-    )
-    assert slower_at_least < swapped / kept - 1.0 < slower_at_most

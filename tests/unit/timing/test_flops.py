@@ -21,7 +21,7 @@ from llmlaunch.timing.arithmetic import least_device_seconds, token_flops
 from support.changed_facts import changed
 from support.plans import plan_of
 from support.recipes import recipe_of
-from support.soak import SOAK
+from support.soak import SOAK, share
 
 WINDOW = "model={base: llama3-8b, sliding_window: {tokens: 1024, full_every: 3}}"
 CASES = {
@@ -48,6 +48,9 @@ CASES = {
 }
 
 
+QUICK = ("data parallel", "adapters", "the last layers", "rows sampled", "a window that is a mask", "a CPU")
+
+
 def attended_keys(shape: ModelShape, sequence_length: int) -> float:
     """Return the keys that a token attends to, averaged over the layers."""
     model = model_of(shape)
@@ -58,9 +61,9 @@ def attended_keys(shape: ModelShape, sequence_length: int) -> float:
     return sum(keys) / shape.num_layers
 
 
-@pytest.mark.parametrize("name_and_overrides", CASES.values(), ids=CASES)
-def test_no_layout_beats_the_floor(name_and_overrides: tuple[str, ...]) -> None:
-    recipe = recipe_of(*name_and_overrides)
+@pytest.mark.parametrize("name", share(CASES, QUICK))
+def test_no_layout_beats_the_floor(name: str) -> None:
+    recipe = recipe_of(*CASES[name])
     for nodes in (1, 8) if SOAK else (1,):
         setting = setting_of(replace(recipe, nodes=nodes), backend_for(recipe))
         points = search(setting)
@@ -70,7 +73,7 @@ def test_no_layout_beats_the_floor(name_and_overrides: tuple[str, ...]) -> None:
 
 
 def test_the_floor_is_near_enough_to_be_of_use() -> None:
-    recipe = recipe_of("llama3-70b")
+    recipe = recipe_of("llama2-7b-deepspeed")
     setting = setting_of(recipe, backend_for(recipe))
     fastest = float(search(setting).step_seconds.min()) * recipe.world_size
     assert fastest < 2.0 * least_device_seconds(setting.job, recipe.cluster)
@@ -187,22 +190,9 @@ def test_prediction_heads_count_as_the_kind_of_layer_that_they_have() -> None:
     assert head == pytest.approx(6 * (mixture + h * shape.vocab_size + 2 * h * h))
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("training.trained_layers=1",),
-        ("training.trained_layers=4", "layout={recompute: none}"),
-        ("training.start_from=/weights", "training.learning_rate=1.0e-4", "training.adapters={rank: 8}"),
-        ("what_if={sampled_share: 0.1}",),
-    ],
-)
-def test_no_training_uses_more_than_the_peak(overrides: tuple[str, ...]) -> None:
-    assert 0.0 < utilised("llama2-7b-deepspeed", "nodes=1", *overrides) < 0.75
-
-
 def test_quantized_layers_are_held_against_the_peak_of_their_format() -> None:
     plain, eight, four = (
-        utilised("llama3-70b", "cluster=b300-x8", *narrow)
+        utilised("llama3-70b", "cluster=b300-x8", "layout={tensor: 4, pipeline: 4, techniques: asked}", *narrow)
         for narrow in ((), ("training.fp8=mxfp8",), ("training.fp4=nvfp4",))
     )
     assert four < eight < plain < 0.75

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from timed_jobs import BASE, FACTS, H100, LLAMA, term, total
+from timed_jobs import BASE, FACTS, LLAMA, term, total
 
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.families.presets import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts
-from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -39,7 +38,7 @@ def spread(zero_stage: int = 2, recompute: int = 0) -> Layout:
 
 
 @pytest.mark.parametrize("facts", [FACTS, EAGER, LIGER])
-@examples(10, 2000)
+@examples(5, 2000)
 @given(st.sampled_from([128, 512, 2048, 8192]), st.integers(0, 3), st.integers(0, 2), st.floats(0, 1e-4))
 def test_a_slower_host_never_makes_a_step_faster_nor_a_step_shorter_than_its_device_needs(
     facts: MemoryFacts, tokens: int, zero_stage: int, recompute: int, seconds: float
@@ -53,7 +52,7 @@ def test_a_slower_host_never_makes_a_step_faster_nor_a_step_shorter_than_its_dev
         assert device <= bound <= total(layout, job) * (1 + 1e-12)
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(st.sampled_from([128, 1024, 8192]), st.floats(1, 4), st.integers(0, 3))
 def test_more_kernels_are_never_faster(tokens: int, times: float, zero_stage: int) -> None:
     launched = tuple(times * count for count in EAGER.layer.kernels.launched)
@@ -115,17 +114,3 @@ def test_what_is_gathered_in_the_step_is_waited_for() -> None:
     assert term("data_parallel", spread(1), trained(late, LONG)) > term(
         "data_parallel", spread(1), trained(EAGER, LONG)
     )
-
-
-def test_narrow_gathers_of_quantized_linears_are_shorter() -> None:
-    layout = replace(BASE, tensor=8, pipeline=1, data=4)
-    wide, narrow = (
-        term(
-            "tensor_parallel",
-            layout,
-            Job(LLAMA, Workload(8192, 512), megatron_facts(MegatronOptions(fp8_recipe=recipe))),
-            H100,
-        )
-        for recipe in (None, "delayed")
-    )
-    assert 0.6 < narrow / wide < 0.75  # four gathers of six passes, in half the bytes

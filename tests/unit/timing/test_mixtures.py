@@ -86,15 +86,7 @@ def test_a_token_reaches_as_many_devices_as_over_all_choices_of_its_experts(grou
     assert distinct_parts(moe, np.array([float(parts)]))[0] == pytest.approx(reached(moe, parts), rel=1e-12)
 
 
-def test_a_router_that_chooses_groups_first_reaches_fewer_nodes() -> None:
-    mixture = mixture_of(DEEPSEEK)
-    free = replace(mixture, groups=None, group_topk=None)
-    nodes = np.array([2.0, 4.0, 8.0])
-    assert np.all(distinct_parts(mixture, nodes) < distinct_parts(free, nodes))
-    assert distinct_parts(mixture, np.array([8.0]))[0] <= 4  # groups a token may choose
-
-
-@examples(20, 2000)
+@examples(8, 2000)
 @given(
     st.sampled_from([DEEPSEEK, QWEN, MIXTRAL]),
     st.sampled_from([2, 4, 8, 16, 32, 64]),
@@ -131,44 +123,19 @@ def test_with_every_expert_on_its_own_device_nothing_is_sent() -> None:
         assert exchanged(replace(SPREAD, expert=1), with_techniques(SPARSE, token_dispatcher=kind), H100) == 0
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 3))
 def test_an_overlapped_exchange_is_never_negative_and_never_longer(there: float, back: float, device: float) -> None:
     waited = beside_another_microbatch(Work(np.array([there]), np.array([back])), np.array([device])).both[0]
     assert constant("overlap_cost") * (there + back) * (1 - 1e-9) <= waited <= (there + back) * (1 + 1e-9)
 
 
-def test_overlap_hides_an_exchange_no_longer_than_another_micro_batch_computes() -> None:
-    """Over eight nodes of one slow adapter the exchange takes longer than everything beside it."""
-    slow = replace(H100, fabric_link=replace(H100.fabric_link, bytes_per_second=1e9))
-    plain = term("expert_parallel", SPREAD, SPARSE, slow)
-    assert (
-        term("expert_parallel", SPREAD, with_techniques(SPARSE, overlap_expert_communication=True), slow) > 0.8 * plain
-    )
-
-
-@examples(20, 2000)
+@examples(8, 2000)
 @given(st.lists(st.sampled_from(GRAPHS), max_size=len(GRAPHS), unique=True), st.sampled_from(GRAPHS))
 def test_a_graph_more_never_makes_a_step_longer(scopes: list[str], more: str) -> None:
     layout = Layout(data=8, expert=8, zero_stage=1)
     before, after = (with_techniques(SPARSE, cuda_graphs=tuple(chosen)) for chosen in (scopes, [*scopes, more]))
     assert total(layout, after) <= total(layout, before)
-
-
-def test_graphs_of_a_whole_step_leave_the_host_nothing_to_wait_for() -> None:
-    layout, short = Layout(data=8, expert=8, zero_stage=1), replace(SPARSE.workload, sequence_length=1024)
-    of = replace(SPARSE, workload=short)
-    launches = [
-        term("kernel_launches", layout, with_techniques(of, cuda_graphs=scopes))
-        for scopes in (
-            (),
-            ("moe_router", "moe_preprocess"),
-            ("attn", "moe_router", "moe_preprocess"),
-            (FULL_ITERATION,),
-        )
-    ]
-    assert launches == sorted(launches, reverse=True)
-    assert launches[-1] < 0.1 * launches[0]
 
 
 @pytest.mark.parametrize("scopes", [("attn",), ("mlp",), ("attn", "mlp"), ("layer",), (FULL_ITERATION,)])
@@ -179,14 +146,6 @@ def test_graphs_spare_a_dense_layer_its_launches_in_proportion(scopes: tuple[str
     share = {"attn": 0.6, "mlp": 0.4, "layer": 1.0, FULL_ITERATION: 1.0}
     spared = 1.0 - constant("graph_kernel_seconds") / constant("kernel_seconds")
     assert after == pytest.approx(before * (1.0 - spared * sum(share[scope] for scope in scopes)), rel=1e-9)
-
-
-def test_uneven_routing_takes_longer() -> None:
-    layout = Layout(data=8, expert=8, zero_stage=1)
-    jobs = [replace(SPARSE, facts=changed(SPARSE.facts, expert_imbalance=factor)) for factor in (1.0, 1.2, 1.5, 2.0)]
-    seconds = [total(layout, of) for of in jobs]
-    assert seconds == sorted(seconds)
-    assert seconds[-1] > 1.05 * seconds[0]
 
 
 def test_many_narrow_experts_on_a_device_take_longer_than_few() -> None:
@@ -219,17 +178,19 @@ def test_gpt_oss_which_nothing_was_fitted_on_is_ranked_as_measured_and_timed_a_q
     assert accuracy["rank_correlation"] >= 0.95
 
 
+RECORDS = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
+
+
 @cache
-def scored(split: str) -> tuple[ScoredRecord, ...]:
-    records = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
+def not_fitted() -> tuple[ScoredRecord, ...]:
     clusters = machines()
-    return tuple(score(record, clusters) for record in records if record["split"] == split)
+    return tuple(score(record, clusters) for record in RECORDS if record["split"] == "test")
 
 
 def test_a_third_of_the_releases_that_nothing_was_fitted_on_is_met_within_a_tenth() -> None:
-    fitted, others = ({s.record["backend_version"] for s in scored(split)} for split in ("fit", "test"))
+    fitted, others = ({r["backend_version"] for r in RECORDS if r["split"] == split} for split in ("fit", "test"))
     assert not fitted & others
-    accuracy = throughput(scored("test"))
+    accuracy = throughput(not_fitted())
     assert accuracy["records"] >= 30
     assert accuracy["mape"] <= 0.10
     assert accuracy["rank_correlation"] >= 0.97
@@ -239,7 +200,7 @@ def test_deepseek_over_four_nodes_of_b200_is_faster_than_inside_one_as_measured(
     """19.7 s a step with DeepEP over 32 experts' ranks, 23.3 s with HybridEP over eight of one node."""
     rows = {
         s.record["parallelism"]["expert"]: s
-        for s in scored("test")
+        for s in not_fitted()
         if (s.record["model"]["name"], s.record["gpu"]) == ("deepseek_v3", "B200")
         and s.record["backend_version"] in ("release 26.04", "release 26.04.01")
     }
@@ -271,7 +232,7 @@ def test_with_one_micro_batch_there_is_no_other_to_hide_an_exchange() -> None:
     assert overlapped == pytest.approx(plain, rel=1e-9)
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 3]))
 def test_the_first_way_forward_and_the_last_way_back_hide_nothing_however_layers_are_cut(p: int, v: int) -> None:
     """What overlap leaves of the exchange is more than a steady share by one micro-batch through all layers."""

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timed_jobs import BASE, FACTS, H100, LLAMA, MIXTRAL, RACK, WORK, alternating, job, term, time_of, total
 
-from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Link
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
@@ -21,7 +20,6 @@ from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.arithmetic import token_flops
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.network import links
 from llmlaunch.timing.passes import PIECE, pass_seconds
 from llmlaunch.timing.step import combined, rank_alone_seconds, step_time, update_seconds
 from llmlaunch.workload import Workload
@@ -50,7 +48,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     )
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(layouts(), st.sampled_from(sorted(SHAPES)))
 def test_terms_are_never_negative_and_sum_to_the_total(layout: Layout, shape: str) -> None:
     times = time_of(layout, job(SHAPES[shape]))
@@ -58,7 +56,7 @@ def test_terms_are_never_negative_and_sum_to_the_total(layout: Layout, shape: st
     assert sum(float(column[0]) for column in times.terms.values()) == pytest.approx(float(times.total[0]), rel=1e-9)
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(st.lists(layouts(), min_size=1, max_size=6), st.sampled_from(sorted(SHAPES)))
 def test_many_layouts_take_what_each_takes_alone(rows: list[Layout], shape: str) -> None:
     of = job(SHAPES[shape])
@@ -83,7 +81,7 @@ def test_passes_do_not_depend_on_how_gradients_and_states_are_kept(other: dict[s
     assert pass_seconds(job(), H100, LayoutColumns.of([replace(BASE, zero_stage=3)])).total == plain
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(layouts())
 def test_more_bandwidth_is_never_slower(layout: Layout) -> None:
     for link in ("node_link", "domain_link", "fabric_link"):
@@ -94,7 +92,7 @@ def test_more_bandwidth_is_never_slower(layout: Layout) -> None:
     assert total(layout, cluster=replace(H100, accelerator=faster)) < total(layout)
 
 
-@examples(20, 2000)
+@examples(8, 2000)
 @given(layouts())
 def test_one_micro_batch_more_is_never_faster(layout: Layout) -> None:
     each = layout.data * layout.micro_batch_size
@@ -131,13 +129,7 @@ def test_interleaving_shrinks_the_bubble() -> None:
     assert halved == pytest.approx(term("pipeline_bubble", plain) / 2)
 
 
-def test_a_larger_batch_takes_longer_and_wastes_less_on_the_bubble() -> None:
-    double = job(work=replace(WORK, global_batch_size=1024))
-    assert total(BASE, double) > total(BASE)
-    assert term("pipeline_bubble", BASE, double) / total(BASE, double) < term("pipeline_bubble", BASE) / total(BASE)
-
-
-@examples(20, 2000)
+@examples(8, 2000)
 @given(layouts())
 def test_nothing_runs_faster_than_the_hardware(layout: Layout) -> None:
     flops = token_flops(LLAMA, WORK.sequence_length).total * WORK.tokens_per_step
@@ -149,12 +141,6 @@ def test_a_larger_micro_batch_uses_the_device_better() -> None:
     small, large = (replace(BASE, tensor=8, pipeline=1, data=4, micro_batch_size=b) for b in (1, 4))
     assert term("matrix_products", large) < term("matrix_products", small)
     assert term("attention", large) < term("attention", small)
-
-
-def test_narrow_matrices_are_less_efficient() -> None:
-    """Eight devices of one tensor-parallel group need longer than an eighth for the same tokens."""
-    whole, eighth = (replace(BASE, tensor=t, pipeline=1, data=32 // t) for t in (1, 8))
-    assert term("matrix_products", eighth) > 1.02 * term("matrix_products", whole)
 
 
 def test_attention_grows_with_the_square_of_the_sequence() -> None:
@@ -178,11 +164,6 @@ def test_an_alternating_stack_is_as_slow_as_its_slowest_stage() -> None:
         for pattern in ((0, 1) * 16, (0,) * 16 + (1,) * 16)
     )
     assert lopsided > 1.1 * mixed
-
-
-def test_the_same_micro_batches_told_or_counted() -> None:
-    columns = LayoutColumns.of([BASE])
-    assert step_time(job(), H100, columns, np.array([64])).total == step_time(job(), H100, columns).total
 
 
 def test_a_larger_vocabulary_or_a_tiled_loss_costs_the_last_stage() -> None:
@@ -220,11 +201,6 @@ def test_adapters_of_experts_see_every_copy_of_a_token() -> None:
     assert by_rank(4) == pytest.approx(2 * by_rank(2), rel=0.05)
 
 
-def test_sampled_rows_spare_weight_gradients() -> None:
-    half = job(techniques=Techniques(sampled_share=0.5))
-    assert 0.8 < term("matrix_products", BASE, half) / term("matrix_products", BASE) < 0.87
-
-
 def test_mini_sequences_cost_their_matrices_again() -> None:
     chunked = job(techniques=Techniques(mlp_chunks=8))
     assert 1.0 < total(BASE, chunked) / total(BASE) < 1.2
@@ -248,10 +224,6 @@ def test_narrower_numbers_are_faster_on_the_rack() -> None:
     assert times == sorted(times, reverse=True)
 
 
-def test_a_cpu_is_timed_too() -> None:
-    assert total(Layout(data=2), cluster=load_cluster("cpu-x2")) > total(Layout(data=2))
-
-
 WIDE = replace(BASE, tensor=1, pipeline=1, data=32)
 
 
@@ -267,17 +239,6 @@ def test_gradients_travel_over_data_and_context_at_their_width() -> None:
     assert update_seconds(narrow, H100, LayoutColumns.of([WIDE])).reduce_seconds[0] == pytest.approx(
         expected / 2, rel=0.02
     )
-
-
-def test_experts_travel_over_their_own_data_parallelism() -> None:
-    seconds = [
-        float(update_seconds(job(MIXTRAL), H100, LayoutColumns.of([replace(WIDE, expert=e)])).reduce_seconds[0])
-        for e in (1, 8)
-    ]
-    assert seconds[1] < seconds[0]
-    members = links(H100, np.array([4.0]), np.array([8.0]))  # of 32 devices, four hold the same experts
-    mine = float(rank_parameters(job(MIXTRAL), all_ranks(job(MIXTRAL), LayoutColumns.of([WIDE]))).expert[0]) / 8
-    assert seconds[1] > 4.0 * mine * 0.75 / members.bytes_per_second[0]
 
 
 def test_each_stage_of_zero_does_what_it_says() -> None:
@@ -335,23 +296,10 @@ def test_activations_on_the_host_cost_a_share_of_their_way_while_their_layer_com
     assert term("host_transfers", whole, short) > 2 * term("host_transfers", whole, long) > 0
 
 
-@pytest.mark.parametrize("modules", [("core_attn",), ("core_attn", "attn_proj", "qkv_linear")])
-def test_offloaded_modules_never_make_a_step_faster(modules: tuple[str, ...]) -> None:
-    assert total(BASE, job(techniques=Techniques(offload_modules=modules))) >= total(BASE)
-
-
 def test_checkpoints_on_the_host_move_only_with_full_recompute() -> None:
     moved = job(work=Workload(512, 512), techniques=Techniques(offload_checkpoints=True))
     assert term("host_transfers", BASE, moved) == 0
     assert term("host_transfers", replace(BASE, recompute=RECOMPUTE_FULL), moved) >= 0
-
-
-def test_an_update_can_be_taken_row_by_row() -> None:
-    rows = LayoutColumns.of([WIDE, replace(WIDE, zero_stage=0), Layout(data=32, tensor=2)])
-    whole = update_seconds(job(), H100, rows)
-    again = whole.take(np.array([2, 0]))
-    assert again.reduce_seconds[0] == whole.reduce_seconds[2]
-    assert again.gather_seconds[1] == whole.gather_seconds[0]
 
 
 @pytest.mark.parametrize("layout", [replace(BASE, pipeline=1), replace(BASE, tensor=4, pipeline=4)])

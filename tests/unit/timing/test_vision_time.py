@@ -81,11 +81,6 @@ def test_attention_that_is_not_fused_goes_through_memory() -> None:
     assert slow == pytest.approx(DEPTH * (products + scores / speed.element_wise))
 
 
-def test_few_patches_wait_for_the_host() -> None:
-    few = seconds(shape=shape_of(image_size=64))
-    assert few["kernel_launches"] > few["matrix_products"]
-
-
 def test_the_first_stage_runs_the_encoder_and_the_others_wait_for_it() -> None:
     def parts(shape: ModelShape) -> Any:
         return pieces(job(shape), H100, split_of(job(shape), LayoutColumns.of([STAGES]))).seconds

@@ -49,7 +49,7 @@ def live_bytes(events: list[Event]) -> Iterator[int]:
 
 
 @SETTINGS
-@examples(20, 2000)
+@examples(10, 2000)
 @given(events=histories())
 def test_reserved_covers_allocated_covers_live(expandable: bool, events: list[Event]) -> None:
     replayed, most = replay(events, expandable), max(live_bytes(events))
@@ -61,7 +61,7 @@ def test_reserved_covers_allocated_covers_live(expandable: bool, events: list[Ev
 
 
 @SETTINGS
-@examples(20, 2000)
+@examples(10, 2000)
 @given(events=histories())
 def test_blocks_in_use_never_overlap_and_once_freed_all_can_be_given_back(
     expandable: bool, events: list[Event]
@@ -84,7 +84,7 @@ def test_blocks_in_use_never_overlap_and_once_freed_all_can_be_given_back(
     assert allocator.reserved_bytes == 0
 
 
-@examples(20, 2000)
+@examples(10, 2000)
 @given(size=sizes, data=st.data())
 def test_expandable_segments_waste_less_than_a_page_on_equal_sizes(size: int, data: st.DataObject) -> None:
     events = data.draw(histories(st.just(size)))
@@ -92,7 +92,7 @@ def test_expandable_segments_waste_less_than_a_page_on_equal_sizes(size: int, da
     assert waste < PAGE[-(-size // 512) * 512 <= MIB]
 
 
-@examples(20, 2000)
+@examples(10, 2000)
 @given(events=histories())
 def test_an_expandable_pool_once_freed_is_one_piece(events: list[Event]) -> None:
     allocator = CachingAllocator(expandable=True)
@@ -105,7 +105,7 @@ def test_an_expandable_pool_once_freed_is_one_piece(events: list[Event]) -> None
 
 
 @SETTINGS
-@examples(20, 2000)
+@examples(10, 2000)
 @given(events=histories(), device_bytes=st.integers(1, 400).map(lambda count: count * MIB))
 def test_a_device_is_never_overdrawn(expandable: bool, events: list[Event], device_bytes: int) -> None:
     without_end = replay(events, expandable)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.tracing import TRACER
+from support.soak import share
 
 PROGRAM = """
 import json, os, signal, sys, time
@@ -41,6 +42,7 @@ try:
 except ReaderLeft:
     os._exit(1)
 """
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 LONG = 600  # seconds that no test waits
 MORE_THAN_A_PIPE_HOLDS = 2**20
 
@@ -102,7 +104,7 @@ def test_a_rank_that_hangs_has_its_time() -> None:
     assert late == [True, True]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", share(ENDING, [signal.SIGTERM, signal.SIGKILL]))
 def test_a_signal_ends_all_that_runs(number: signal.Signals, tmp_path: Path) -> None:
     with sleeping(tmp_path) as tracer:
         tracer.send_signal(number)

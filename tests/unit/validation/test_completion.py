@@ -169,7 +169,7 @@ def one_of_each_backend() -> list[dict[str, Any]]:
 
 
 ONE_OF_EACH = one_of_each_backend()
-ONE_IN = 4  # fields of a record in `make test`; the next record has the next ones
+ONE_IN = 10  # fields of a record in `make test`; the next record has the next ones
 
 
 def without_one(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

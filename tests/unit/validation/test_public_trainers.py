@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.accuracy.summary import families
 from llmlaunch.calibration.records import read_records
 from llmlaunch.calibration.stated.trainers import UNREAD, Unread
 from llmlaunch.frameworks.recorded import TABLES
@@ -125,23 +124,6 @@ def test_the_fork_shards_states_over_ranks_that_share_a_sequence() -> None:
 
     alone = states(changed(record, "parallelism.context", 1))
     assert states(record) == pytest.approx(alone / 2)
-
-
-@pytest.mark.parametrize(
-    ("family", "most"),
-    [
-        ("bigscience/device", 0.08),
-        ("torchtitan/reserved", 0.10),
-        ("torchtune/allocated", 0.03),
-        ("InternEvo/device", 0.08),
-        ("dlrover/allocated", 0.06),
-    ],
-)
-def test_errors_stay_as_small_as_the_accuracy_page_says(family: str, most: float) -> None:
-    of_family = [record for record in RECORDS if record["family"] == family.partition("/")[0]]
-    summary = families(score(record, {}) for record in of_family)[family]
-    assert summary["supported"] > 0
-    assert summary["mape"] <= most
 
 
 @pytest.mark.parametrize(
