@@ -92,19 +92,6 @@ def test_the_summed_loss_of_the_runs_behind_a_margin_keeps_to_its_risk(
     assert margin.risk_of(margin.limit_bytes - GIB) <= risk
 
 
-def test_a_margin_covers_the_next_run_of_its_class_as_often_as_it_says(table: list[EvidenceRun]) -> None:
-    """300 draws of 40 runs with a shortfall of no special distribution, and of the next."""
-    draw = random.Random(20)
-    missed = 0
-    for _ in range(300):
-        sizes = [draw.choice([0.1, 0.5, 1.0]) * draw.expovariate(0.5) - 1.0 for _ in range(41)]
-        table[:] = [run_of(size, source="ab"[index % 2]) for index, size in enumerate(sizes[:-1])]
-        margin = margin_by_evidence(DENSE, CARD, 0.1)
-        assert margin is not None
-        missed += run_of(sizes[-1]).units > units(margin)
-    assert missed / 300 <= 0.14
-
-
 def test_a_death_that_the_margin_would_have_called_safe_raises_it(table: list[EvidenceRun]) -> None:
     table += [run_of(0.0, source="ab"[index % 2]) for index in range(40)]
     before = margin_by_evidence(DENSE, CARD, 0.05)

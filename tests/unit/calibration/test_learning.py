@@ -127,18 +127,6 @@ def test_with_fewer_runs_it_refuses_and_says_how_many_are_needed() -> None:
     assert f"holds {FEWEST_RUNS - 1}" in outcome.refusal
 
 
-def test_ranks_and_repeats_are_no_more_runs() -> None:
-    few = runs(3, BOTH, FEWEST_RUNS - 1)
-    again = [
-        [{**record, "id": f"{record['id']}/{n}", "attempt": str(n), "global_rank": n} for record in run]
-        for run in few
-        for n in range(16)
-    ]
-    outcome = learned(again)
-    assert outcome.runs == FEWEST_RUNS - 1
-    assert outcome.calibration is None
-
-
 def of_sign(model: str) -> float:
     return 0.08 if zlib.crc32(model.encode()) % 2 else -0.06
 

@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import estimate
 from llmlaunch.planner.plan_json import plan_json
-from llmlaunch.planner.planning import make_sized_plan, plan_of
+from llmlaunch.planner.planning import plan_of
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.search_space import recipe_with_techniques
 from llmlaunch.planner.setting import Setting, node_of
@@ -126,23 +125,3 @@ def test_any_candidate_priced_alone_is_as_it_was_ranked_and_the_plans_figures_ag
             assert shown["mfu"] is None or 0.0 < shown["mfu"] <= 1.0
             assert shown["job"]["seconds"] == pytest.approx(recipe.training.steps * seconds)
             assert shown["job"]["gpu_hours"] == pytest.approx(shown["job"]["seconds"] * recipe.world_size / 3600)
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides"),
-    [
-        ("llama3-8b", ()),
-        ("llama2-7b-deepspeed", ("training.trained_layers=2",)),
-        ("llama3-8b", ("training.save_interval=auto", "training.checkpoint_path=/lustre/checkpoints")),
-    ],
-)
-def test_the_expected_end_follows_from_the_length(name: str, overrides: tuple[str, ...]) -> None:
-    """Nothing ends sooner than its steps take, saves and stops only add, and what is likelier is later."""
-    _, plan = make_sized_plan(setting_for(recipe_of(name, *overrides)))
-    end, length = plan.expected, plan.length
-    assert end is not None
-    assert end.p50_seconds is not None
-    assert (end.p95_seconds is None) == (end.step_time_spread is None)
-    assert length.seconds * (1.0 - EQUAL) <= end.p50_seconds < (end.p95_seconds or np.inf)
-    assert 0.0 < end.goodput <= 1.0
-    assert np.isclose(length.gpu_hours, length.seconds * plan.layout.world_size / 3600)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -26,11 +26,10 @@ from llmlaunch.models.shape import MoeShape
 from llmlaunch.planner.leading_layers import (
     MixtureCapacities,
     balance_leading,
-    mixture_capacities,
 )
 from llmlaunch.planner.search_space import enumerate_splits
 from llmlaunch.planner.setting import setting_of
-from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds, leading_dense_layers
+from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
 from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
 from llmlaunch.techniques import Techniques
@@ -155,21 +154,6 @@ def test_a_few_dense_layers_first_are_split_as_any_kinds_are(
     table, feasible = balance_leading(costs, np.array([pipeline]), (dense, mixtures), capacity)
     assert feasible[0] == (expected is not None)
     assert tuple(table[0].tolist()) == (expected or (0,) * pipeline)
-
-
-@pytest.mark.parametrize("limit_gib", [40, 60])
-def test_capacities_beside_dense_layers_are_those_of_the_estimate(limit_gib: int) -> None:
-    pattern = (0, 0, *(1,) * 9)
-    moe = MoeShape(8, 2, 14336, 0, pattern)
-    job = replace(JOB, shape=replace(RECIPE.model, num_layers=11, moe=moe))
-    columns = LayoutColumns.of([Layout(8, 3, data=2, sequence_parallel=1, zero_stage=1)])
-    fits, most = fitting(job, columns, limit_gib * GIB), mixture_capacities(job, columns, limit_gib * GIB)
-    assert leading_dense_layers(job) == 2
-    for rank, mixtures in product(range(3), range(1, 9)):
-        assert fits[rank, 2, 2 + mixtures] == (most.beside_none[0, rank] >= mixtures)
-    for mixtures in range(9):
-        assert fits[0, 0, 2 + mixtures] == (most.beside[2][0, 0] >= mixtures)
-        assert fits[1, 1, 2 + mixtures] == (most.beside[1][0, 1] >= mixtures)
 
 
 def assert_best(job: Job, layout: Layout, split: Split | None, limit_bytes: float) -> None:

@@ -12,11 +12,10 @@ from timed_jobs import BASE, FACTS, LLAMA, term, total
 
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.families.presets import load_preset
-from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.constants import constant, replaced
 from llmlaunch.workload import Workload
 from support.changed_facts import changed
@@ -24,7 +23,6 @@ from support.soak import examples
 
 EAGER, LIGER = deepspeed_facts(), deepspeed_facts(DeepSpeedOptions(liger=True))
 SHORT, LONG = Workload(256, 64), Workload(16384, 64)
-ADAPTED = Techniques(adapters=Adapters(rank=16))
 
 
 def trained(
@@ -79,14 +77,6 @@ def test_the_floor_vanishes_under_large_models_and_long_sequences(facts: MemoryF
         assert term("gather_hooks", layout, job) == 0
 
 
-def test_fused_kernels_are_faster_than_eager_ones_where_memory_and_where_the_host_decides() -> None:
-    for work in (SHORT, LONG):
-        assert total(spread(), trained(LIGER, work)) < 0.95 * total(spread(), trained(EAGER, work))
-    assert term("element_wise", spread(), trained(LIGER, LONG)) < 0.5 * term(
-        "element_wise", spread(), trained(EAGER, LONG)
-    )
-
-
 def test_hooks_that_gather_parameters_hold_up_short_steps_alone() -> None:
     assert term("gather_hooks", spread(3), trained()) > 0
     assert term("gather_hooks", spread(3, RECOMPUTE_FULL), trained()) > term("gather_hooks", spread(3), trained())
@@ -95,14 +85,6 @@ def test_hooks_that_gather_parameters_hold_up_short_steps_alone() -> None:
     assert (
         term("gather_hooks", replace(BASE, zero_stage=3), Job(LLAMA, SHORT, FACTS)) == 0
     )  # Megatron has no such hooks
-
-
-def test_adapters_add_launches_and_modules_to_gather() -> None:
-    assert total(spread(), trained(techniques=ADAPTED)) > total(spread(), trained())
-    hooks = [term("gather_hooks", spread(3), trained(techniques=techniques)) for techniques in (NO_TECHNIQUES, ADAPTED)]
-    assert hooks[1] > 1.5 * hooks[0]
-    wide = script_facts(EAGER, "hugging-face")
-    assert total(spread(), trained(wide, LONG, ADAPTED)) > total(spread(), trained(EAGER, LONG, ADAPTED))
 
 
 def test_what_is_gathered_in_the_step_is_waited_for() -> None:

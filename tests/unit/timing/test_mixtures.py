@@ -148,14 +148,6 @@ def test_graphs_spare_a_dense_layer_its_launches_in_proportion(scopes: tuple[str
     assert after == pytest.approx(before * (1.0 - spared * sum(share[scope] for scope in scopes)), rel=1e-9)
 
 
-def test_many_narrow_experts_on_a_device_take_longer_than_few() -> None:
-    """The same products in more pieces: each is launched, and reads its own matrices."""
-    devices = [Layout(data=32, expert=e, zero_stage=1) for e in (32, 8, 2)]
-    free = replace(H100, devices_per_node=32, nvlink_domain_devices=32)
-    apart = [total(layout, SPARSE, free) - term("expert_parallel", layout, SPARSE, free) for layout in devices]
-    assert apart == sorted(apart)
-
-
 def test_biases_of_experts_are_added_expert_by_expert_unless_one_kernel_multiplies_for_all() -> None:
     few, many = (Layout(data=8, expert=e, zero_stage=1) for e in (8, 2))
     biased = job(replace(MIXTRAL, linear_bias=True))

@@ -18,7 +18,6 @@ from llmlaunch.memory.host import HostNode
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import all_to_all, host_link, host_link_bytes_per_second, links, neighbour, ring
-from llmlaunch.workload import Workload
 
 NEAR, FAR = constant("nvlink_efficiency"), constant("fabric_efficiency")
 
@@ -92,15 +91,6 @@ def test_stages_are_the_outermost_ranks() -> None:
     across = neighbour(H100, np.array([8.0]), count, message)[0]
     assert across > 5 * inside
     assert neighbour(H100, np.array([8.0]), np.array([1.0]), message)[0] == 0
-
-
-def test_the_context_ring_hides_behind_long_sequences() -> None:
-    apart = replace(BASE, tensor=8, pipeline=1, context=2, data=2)  # the ring crosses nodes
-    shares = []
-    for length in (2048, 131072):
-        of = job(work=Workload(length, 2**21 // length))
-        shares.append(term("context_parallel", apart, of) / term("attention", apart, of))
-    assert shares[1] < 0.05 < shares[0]
 
 
 def on_matrix(speed: float) -> Cluster:

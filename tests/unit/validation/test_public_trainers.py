@@ -67,10 +67,6 @@ def test_a_field_that_is_not_read_is_refused_by_name(table: str, unread: Unread)
     assert score(changed(record, unread.field, None), {}).supported
 
 
-def test_the_trainers_that_a_recipe_can_choose_are_priced_as_by_the_wheel() -> None:
-    assert {name: PUBLIC_TRAINERS[name].table for name in TABLES} == TABLES
-
-
 def test_one_row_alone_answers_for_each_null_and_names_its_source() -> None:
     fields = {row.field for row in PUBLIC_DEFAULTS}
     for record in (r for r in RECORDS if r["backend"] not in TABLES and table_of(r)):
