@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-MINUTES = 65
+MINUTES = 85
 KINDS = {"crash", "node loss", "hang"}  # the first of those that come in turn
 
 
