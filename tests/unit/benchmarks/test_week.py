@@ -1,6 +1,5 @@
-"""An hour of the simulated week of `make soak` on eight nodes, with a stop every quarter of an hour: the
-rendered script and the real node.pyz bring the training back after every one, and all that the simulator checks
-holds."""
+"""A part of the simulated week of `make soak` on eight nodes, with a stop every quarter of an hour: the rendered script
+and the real node.pyz bring the training back after every one, and all that the simulator checks holds."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_store_whose_runs_are_of_other_kinds_never_allows_more_than_the_shippe
 
 
 def test_host_memory_refuses_with_the_term_and_the_way_out() -> None:
-    plan = plan_of("llama3-8b", "slurm.mem=20G", f"{FEW[:-1]}, techniques: asked}}")
+    plan = plan_of("llama3-8b", "slurm.mem=20G", ASKED)
     assert not plan.safe
     assert set(plan.refused) >= {"host_memory"}
     message = str(explain_unsafe(plan))

@@ -31,7 +31,7 @@ def sized(name: str, *overrides: str) -> tuple[Recipe, Plan]:
 
 
 SPLIT = "layout={tensor: 1, pipeline: 1, context: 1, micro_batch_size: 1, techniques: asked}"
-LONG = ("llama3-8b", "training.tokens=1T", SPLIT)
+LONG = ("llama3-8b", "training.tokens=1T", "layout.techniques=asked")
 LARGE = ("llama3-70b", "model=llama3-405b", "layout={tensor: 8, context: 1, micro_batch_size: 1, techniques: asked}")
 
 
