@@ -54,9 +54,7 @@ def test_each_keeps_the_batch_is_safe_and_loads_what_the_others_save(
 
 
 def test_there_are_few_of_them_and_each_number_of_nodes_is_worth_its_folder() -> None:
-    _, whole = planned(
-        "llama3-8b", "nodes={count: 24, at_least: 1}", "layout={tensor: 2, pipeline: 1, techniques: asked}"
-    )
+    _, whole = planned("llama3-8b", "nodes={count: 24, at_least: 1}", "layout.techniques=asked")
     assert whole.fewer_nodes is not None
     plans = whole.fewer_nodes.plans
     assert 2 < len(plans) <= MOST_LAYOUTS

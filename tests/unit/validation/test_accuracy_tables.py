@@ -31,7 +31,7 @@ from validation.scoring import scores_of
 RECORDS = [record for file in sorted(MEASUREMENTS.glob("*.jsonl")) for record in read_records(file)]
 FAMILIES = share(
     dict.fromkeys(record["family"] for record in RECORDS),
-    ("SimuMax", "stas00", "torchtitan", "megatron-lm-goldens"),
+    ("SimuMax", "stas00", "torchtitan", "megatron-lm-goldens", "fujii-grid-A100-40GB"),
 )
 
 
