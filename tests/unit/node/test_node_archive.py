@@ -67,6 +67,19 @@ def test_every_statement_keeps_its_line_without_docstrings_and_comments() -> Non
     assert all(bare.splitlines()[number] == source.splitlines()[number] for number in lines)
 
 
+def test_a_text_with_a_number_sign_or_quotes_is_no_comment() -> None:
+    texts = [
+        '"# no"',
+        "'# no \\' # no'",
+        '"""# no\n"# no" \\""" # no"""',
+        "f\"{x['#']}\"",
+        "'\"' + '#'",
+        'r"\\\\" + "#"',
+    ]
+    source = "".join(f"x = {text}\n" for text in texts)
+    assert bare_source(source.replace("\nx", "  # it's \"\nx")) == source
+
+
 def test_meanings_of_fields_and_imports_of_type_checkers_are_left_out() -> None:
     source = (
         'X = 1\n"""What it is."""\nif TYPE_CHECKING:\n    import os\n\nclass A:\n    x: int\n    """One\n    more."""\n'
