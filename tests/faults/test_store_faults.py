@@ -24,7 +24,7 @@ from llmlaunch.store.database import open_store
 from llmlaunch.store.location import where
 from llmlaunch.store.measurements import contents
 from llmlaunch.store.runs import list_runs
-from support.forked_commands import Command, as_an_ordinary_owner, limit_files
+from support.forked_commands import Command, as_an_ordinary_owner, limit_files, pause_at, small_transactions
 from support.node_rig import until
 from support.postgres_server import PostgresServer
 from support.soak import in_soak
@@ -40,12 +40,13 @@ def start(
     store: str | Path,
     *words: str | Path,
     prepare: Callable[[], None] | None = None,
-    pause: tuple[str, str] | None = None,
+    pause: tuple[Path, str] | None = None,
     **variables: str,
 ) -> Command:
     """`llmlaunch WORDS` beside this process."""
     environment = {**os.environ, "LLMLAUNCH_STORE": str(store), **variables}
-    return Command(tuple(map(str, words)), environment, prepare, pause)
+    prepared = [small_transactions, *([partial(pause_at, *pause)] if pause else []), *([prepare] if prepare else [])]
+    return Command(tuple(map(str, words)), Path.cwd(), environment, *prepared)
 
 
 def ended(process: Command, code: int = 0) -> tuple[str, str]:
@@ -70,7 +71,7 @@ def refused(process: Command) -> str:
 
 def paused(store: str | Path, folder: Path, moment: str, *runs: Path, **variables: str) -> Command:
     """A collector in the midst of its second transaction."""
-    process = start(store, "collect", *runs, pause=(str(folder), moment), **variables)
+    process = start(store, "collect", *runs, pause=(folder, moment), **variables)
     until(lambda: (folder / "here").exists() or process.poll() is not None, "the moment")
     assert process.poll() is None, process.communicate()
     return process

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from debian import Release
 from one_machine import Cluster, new_cluster, throw_away
@@ -23,8 +21,6 @@ class Site:
     cluster: Cluster
     program: str
     """What runs its words in the release."""
-    once: threading.Lock = field(default_factory=threading.Lock)
-    made: dict[str, Any] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -34,13 +30,6 @@ class Site:
         """Someone with a home of that name; root, unless he is a `normal` user."""
         user = ("setpriv", f"--reuid={NORMAL_USER}", f"--regid={NORMAL_USER}", "--clear-groups") if normal else ()
         return at_home(self.cluster, self.cluster.directory.parent / name, (self.program, *user))
-
-    def share(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` returned to the first who asked for it."""
-        with self.once:
-            if name not in self.made:
-                self.made[name] = make()
-        return self.made[name]
 
 
 @contextmanager

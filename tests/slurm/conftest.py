@@ -48,12 +48,21 @@ def person(slurm: Cluster, tmp_path: Path) -> Person:
     return at_home(slurm, tmp_path)
 
 
-@pytest.fixture
-def alone(slurm_packages: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A cluster of one node of the test's own, to be broken."""
+@pytest.fixture(scope="session")
+def breakable(slurm_packages: None) -> Iterator[Cluster]:
     with running_cluster(1, CPUS="2", GPUS="0") as cluster:
-        monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
         yield cluster
+
+
+@pytest.fixture
+def alone(breakable: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of one node, whose controller a test may stop and kill; it runs again afterwards, without jobs."""
+    monkeypatch.setenv("SLURM_CONF", str(breakable.conf))
+    yield breakable
+    if not breakable.daemons("slurmctld"):
+        breakable.start_controller()
+    breakable.wait_until_whole()
+    breakable.ask("scancel", "--me")
 
 
 @pytest.fixture(scope="module")

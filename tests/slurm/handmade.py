@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from one_machine import wait_until
+from one_machine import Cluster, wait_until
 
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.slurm.launcher import SlurmLauncher
@@ -54,6 +54,12 @@ def submit(run_dir: Path, *extra: str) -> Submission:
 
 def state(submission: Submission) -> JobState:
     return SlurmLauncher().states([submission])[submission.job_id]
+
+
+def jobs_of(cluster: Cluster, run_dir: Path) -> list[str]:
+    """Every job that works in the directory, ended ones too, by id."""
+    rows = cluster.ask("squeue", "-h", "-t", "all", "-o", "%F %Z").splitlines()
+    return sorted((row.split()[0] for row in rows if row.split(" ", 1)[1] == str(run_dir)), key=int)
 
 
 def phases(submissions: Sequence[Submission]) -> list[str]:

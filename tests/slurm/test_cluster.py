@@ -39,13 +39,16 @@ def of_cluster(cluster: Cluster) -> list[psutil.Process]:
     return processes
 
 
-def test_up_prints_the_export_line_and_status_reports_every_node(small: Cluster) -> None:
+def test_up_prints_the_export_line_and_status_reports_every_node_and_sacct_every_job(small: Cluster) -> None:
     assert small.call("status").returncode == 1
     assert small.do("up", "2") == f"export SLURM_CONF={small.conf}\n" == small.do("env")
     status = small.do("status")
     assert "slurmctld pid" in status
     assert [line.split()[1] for line in status.splitlines()[-2:]] == ["idle", "idle"]
     assert small.ask("srun", "-N2", "bash", "-c", "echo $SLURMD_NODENAME").split() != []
+    job_id = small.ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 5").strip()
+    sacct = ("sacct", "-c", "-P", "-n", "-j", job_id, "-o", "jobid,state,exitcode")  # without accounting, too
+    wait_until(lambda: small.ask(*sacct) == f"{job_id}|FAILED|5:0\n", "sacct knows", instead=lambda: small.ask(*sacct))
 
 
 def test_up_again_restarts_only_what_changed(small: Cluster) -> None:
@@ -58,27 +61,9 @@ def test_up_again_restarts_only_what_changed(small: Cluster) -> None:
     assert len(small.nodes) == 2
 
 
-def test_down_removes_all_its_processes_and_files_and_no_others(small: Cluster, tmp_path: Path) -> None:
-    small.do("up", "2")
-    # A person's own program in a shell with SLURM_CONF exported, one that reads a log, and a job.
-    bystander = subprocess.Popen(["sleep", "600"], env=small.environment)
-    reader = subprocess.Popen(["tail", "-f", small.directory / "log" / "slurmctld.log"], stdout=subprocess.DEVNULL)
-    started = tmp_path / "started"
-    script = f"srun bash -c 'touch {started}; exec sleep 601'"
-    small.ask("sbatch", "--parsable", "-N1", "--output=/dev/null", f"--wrap={script}")
-    wait_until(started.exists, "the job runs")
-    assert "slurmstepd" in {process.name() for process in of_cluster(small)}
-    small.do("down")
-    left = {process.pid for process in of_cluster(small)}
-    assert left == {bystander.pid, reader.pid}
-    assert bystander.poll() is reader.poll() is None
-    assert not small.directory.exists()
-    for process in (bystander, reader):
-        process.kill()
-        process.wait()
-
-
-def test_a_killed_node_takes_its_jobs_with_it_and_comes_back(small: Cluster, tmp_path: Path) -> None:
+def test_a_killed_node_takes_its_jobs_with_it_and_comes_back_and_down_leaves_nothing(
+    small: Cluster, tmp_path: Path
+) -> None:
     small.do("up", "2")
     first, second = small.nodes
     for node in (first, second):
@@ -100,13 +85,22 @@ def test_a_killed_node_takes_its_jobs_with_it_and_comes_back(small: Cluster, tmp
     assert f"node.{second} " not in small.call("status").stdout
     small.do("start-node", "2")
     small.wait_until_whole()  # the node is back
+    down_removes_all_its_processes_and_files_and_no_others(small)
 
 
-def test_without_accounting_sacct_still_knows_finished_jobs(small: Cluster) -> None:
-    small.do("up", "1")
-    job_id = small.ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 5").strip()
-    sacct = ("sacct", "-c", "-P", "-n", "-j", job_id, "-o", "jobid,state,exitcode")
-    wait_until(lambda: small.ask(*sacct) == f"{job_id}|FAILED|5:0\n", "sacct knows", instead=lambda: small.ask(*sacct))
+def down_removes_all_its_processes_and_files_and_no_others(small: Cluster) -> None:
+    """A person's own program in a shell with SLURM_CONF exported stays, and one that reads a log; no job does."""
+    bystander = subprocess.Popen(["sleep", "600"], env=small.environment)
+    reader = subprocess.Popen(["tail", "-f", small.directory / "log" / "slurmctld.log"], stdout=subprocess.DEVNULL)
+    assert "slurmstepd" in {process.name() for process in of_cluster(small)}
+    small.do("down")
+    left = {process.pid for process in of_cluster(small)}
+    assert left == {bystander.pid, reader.pid}
+    assert bystander.poll() is reader.poll() is None
+    assert not small.directory.exists()
+    for process in (bystander, reader):
+        process.kill()
+        process.wait()
 
 
 def test_gpus_are_allocated(slurm: Cluster) -> None:

@@ -1,8 +1,9 @@
 """Text of a recipe stays text: hostile values in every text field, rendered, submitted and run on a real cluster.
 
 The fields are found in the recipe's JSON Schema, so that none is forgotten when one is added. Each must either be
-refused in a sentence that names it, or arrive as it was; and nowhere may a command in it have run. A text that must
-stand alone in a recipe is rendered with each attack; `make soak` also submits it.
+refused in a sentence that names it, or arrive as it was; and nowhere may a command in it have run. All that are taken
+are submitted in one recipe, each with the worst text that it takes. A text that must stand alone in a recipe is
+rendered; `make soak` also submits it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import copy
 import json
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -28,7 +28,7 @@ from person import LIVED_ON, SOAK, Person
 from llmlaunch.cli.main import cli
 from llmlaunch.errors import UserError
 from support.recipe_keys import schema
-from support.side_by_side import Story, asked_for, cases
+from support.side_by_side import Story, by_name
 
 pytestmark = pytest.mark.slurm
 
@@ -40,17 +40,21 @@ QUICKSTART = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
 # the text is taken for code.
 CANARY = Path(tempfile.gettempdir()) / f"llmlaunch-canary-{secrets.token_hex(8)}"
 RUN = f"touch {CANARY}"
-ATTACKS = {
-    "quotes": f"x' \"; {RUN}; \\\" $({RUN}) `{RUN}` && {RUN} #'",
-    "lines": f"x\n#SBATCH --comment=taken\n{RUN}\n",
-    "no-quotes": f"x $({RUN}) `{RUN}` ; {RUN} & {RUN} | {RUN} #{{{{ 7 * 7 }}}} {{% raw %}} ~ * !!",
-}
+NO_QUOTES = f"x $({RUN}) `{RUN}` ; {RUN} & {RUN} | {RUN} #{{{{ 7 * 7 }}}} {{% raw %}} ~ * !!"
+# The worst first; a field that takes it is not asked for the next.
+ATTACKS = {"quotes": f"x' \"; {RUN}; \\\" {NO_QUOTES} && {RUN} #'", "no-quotes": NO_QUOTES}
+LINES = f"x\n#SBATCH --comment=taken\n{RUN}\n"
 
 # What has another meaning by its nature: lines of shell, which are the recipe's own code.
 CODE: set[Place] = {("setup", 0), ("cluster", "setup", 0)}
 
 EVALUATED = {**QUICKSTART["training"], "evaluation": {"interval": 10, "iterations": 2}}
-MEGATRON = {"backend": {"name": "megatron-lm"}, "cluster": {"base": "h100-80gb-x8"}, "data": {"mock": True}}
+MEGATRON = {
+    "backend": {"name": "megatron-lm"},
+    "cluster": {"base": "h100-80gb-x8"},
+    "data": {"mock": True},
+    "layout": "auto",
+}
 
 # What a field stands in where it means anything; the rest is as in the quickstart.
 AROUND: dict[Place, dict[str, Any]] = {
@@ -121,6 +125,7 @@ HARMLESS: dict[str, Any] = {
     "name": "hostile",
     "backend": {"name": "deepspeed", "script": "trainer.py"},
     "cluster": {"base": "cpu-x1"},
+    "layout": {"zero_stage": 0, "micro_batch_size": 8},  # nothing is searched
 }
 
 # With these no training starts here, or no other field would be left: each is submitted on its own, by root.
@@ -167,34 +172,48 @@ def written(recipe: dict[str, Any], folder: Path) -> Path:
 
 
 @cache
-def refusals(attack: str) -> dict[Place, str]:
-    """What each field says to it; empty where the recipe is rendered."""
-    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
-    try:
-        return {place: refusal(alone(place, attack), folder / str(at)) for at, place in enumerate(PLACES)}
-    finally:
-        shutil.rmtree(folder)
+def refusals() -> dict[str, dict[Place, str]]:
+    """What each field says to each attack that it is asked for; empty where the recipe is rendered."""
+    said: dict[str, dict[Place, str]] = {}
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        for attack in ATTACKS:
+            asked = [place for place in PLACES if all(before[place] for before in said.values() if place in before)]
+            said[attack] = {
+                place: refusal(with_text(HARMLESS, place, ATTACKS[attack]), Path(folder, f"{attack}-{at}"))
+                for at, place in enumerate(asked)
+            }
+    return said
 
 
-def alone(place: Place, attack: str) -> dict[str, Any]:
-    return with_text(HARMLESS, place, ATTACKS[attack])
+def taken() -> dict[Place, str]:
+    """The attack that each field takes."""
+    return {place: attack for attack, of_places in refusals().items() for place, said in of_places.items() if not said}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def refused(request: pytest.FixtureRequest) -> None:
+def refused() -> None:
     """What is refused is known before stories begin: click's runner is for one thread alone."""
-    for parameters in asked_for(request, "attack").values():
-        refusals(parameters["attack"])
+    refusals()
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_every_field_accepts_the_text_or_its_refusal_names_the_field(attack: str) -> None:
-    for place, said in refusals(attack).items():
-        named = takewhile(lambda part: isinstance(part, str) and part != "<key>", place)
-        assert not said or f"{'.'.join(map(str, named))}" in said, (place, said)
-        assert "\n" not in said, (place, said)
-    assert {("name",), ("cluster", "name")} < {place for place, said in refusals(attack).items() if said}
+def assert_names(place: Place, said: str) -> None:
+    named = takewhile(lambda part: isinstance(part, str) and part != "<key>", place)
+    assert f"{'.'.join(map(str, named))}" in said, (place, said)
+    assert "\n" not in said, (place, said)
+
+
+def test_every_field_accepts_the_text_or_its_refusal_names_the_field() -> None:
+    for of_places in refusals().values():
+        for place, said in of_places.items():
+            if said:
+                assert_names(place, said)
+    assert not {("name",), ("cluster", "name")} & {*taken()}
     assert not CANARY.exists(), "a value was run as a command"
+
+
+def test_no_field_takes_more_than_a_line(tmp_path: Path) -> None:
+    for number, place in enumerate(PLACES):
+        assert_names(place, refusal(with_text(HARMLESS, place, LINES), tmp_path / str(number)))
 
 
 def submitted(person: Person, recipe: dict[str, Any], folder: Path) -> str:
@@ -209,39 +228,35 @@ def submitted(person: Person, recipe: dict[str, Any], folder: Path) -> str:
     return json.loads((folder / "run" / "submission.json").read_text())["job_id"] if done.returncode == 0 else ""
 
 
-def no_recipe_text_runs_as_code_and_accepted_text_arrives_unchanged(attack: str, person: Person) -> None:
-    text = ATTACKS[attack]
-    taken = [place for place, said in refusals(attack).items() if not said]
+def no_recipe_text_runs_as_code_and_accepted_text_arrives_unchanged(person: Person) -> None:
     together = HARMLESS
-    for at, place in enumerate(taken):
-        if place in ON_ITS_OWN and SOAK and person.is_root:
-            submitted(person, alone(place, attack), person.folder(f"{attack}-{at}"))
-        elif place not in ON_ITS_OWN:
-            together = with_text(together, place, text)
-    folder = person.folder(f"{attack}-together")
+    for at, (place, attack) in enumerate(taken().items()):
+        if place not in ON_ITS_OWN:
+            together = with_text(together, place, ATTACKS[attack])
+        elif SOAK and person.is_root:
+            submitted(person, with_text(HARMLESS, place, ATTACKS[attack]), person.folder(str(at)))
+    folder = person.folder("together")
     job = submitted(person, together, folder)
     shown = person.ask("scontrol", "show", "job", job)
     wait_until(lambda: not person.ask("squeue", "-h"), "every job has ended")
     logs = "\n".join(path.read_text() for path in folder.glob("run/logs/*"))
     assert (folder / "run" / "arrived.json").exists(), logs
     arrived = json.loads((folder / "run" / "arrived.json").read_text())
-    taken_by = {place[:2] for place in taken}
-    arguments = [place for place in (("backend", "script_args"), ("backend", "extra_args")) if place in taken_by]
-    assert arrived["argv"].count(text) == len(arguments)
+    texts = {place[:2]: ATTACKS[attack] for place, attack in taken().items()}
+    words = [texts[place] for place in (("backend", "script_args"), ("backend", "extra_args")) if place in texts]
+    assert [word for word in arrived["argv"] if word in ATTACKS.values()] == words
     for place, name in ((("environment", "HOSTILE"), "HOSTILE"), (("cluster", "environment"), "HOSTILE_SITE")):
-        assert arrived["environment"][name] == (text if place in taken_by else None)
-    assert (text in shown) == (("slurm", "comment") in taken_by)
+        assert arrived["environment"][name] == texts.get(place)
+    assert (texts.get(("slurm", "comment"), CANARY.name) in shown) == (("slurm", "comment") in texts)
     assert not CANARY.exists(), "a value was run as a command"
 
 
-STORIES = cases(
-    no_recipe_text_runs_as_code_and_accepted_text_arrives_unchanged, **{attack: (attack,) for attack in ATTACKS}
-)
+STORIES = by_name(no_recipe_text_runs_as_code_and_accepted_text_arrives_unchanged)
 
 
 @pytest.mark.parametrize("site", LIVED_ON)
-@pytest.mark.parametrize(("attack", "story"), [*zip(ATTACKS, STORIES.values(), strict=True)], ids=ATTACKS)
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_on_a_cluster(
-    stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, attack: str, story: Story
+    stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, story: Story
 ) -> None:
     stories[request.node.nodeid].result()

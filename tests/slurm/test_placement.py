@@ -44,11 +44,11 @@ def trainer(person: Person) -> str:
     return backend(person.home / "trainer.py")
 
 
-def on_four_nodes(person: Person, *words: str) -> Training:
-    """A job that has ended well, on the first four nodes."""
-    first = f"slurm.nodelist='{','.join(person.cluster.nodes[:4])}'"
-    training = submit(person, person.home, "nodes=4", trainer(person), first, *words, "--follow")
-    assert len(nodes_by_rank(training)) == 4
+def on_nodes(person: Person, count: int, *words: str) -> Training:
+    """A job that has ended well, on the first so many nodes."""
+    first = f"slurm.nodelist='{','.join(person.cluster.nodes[:count])}'"
+    training = submit(person, person.home, f"nodes={count}", trainer(person), first, *words, "--follow")
+    assert len(nodes_by_rank(training)) == count
     return training
 
 
@@ -63,7 +63,7 @@ def decision(training: Training) -> dict[str, Any]:
 def ranks_follow_the_best_order_of_a_measured_matrix(person: Person) -> None:
     nodes = person.cluster.nodes
     # one ring of fast links: 0 - 2 - 1 - 3 - 0
-    training = on_four_nodes(person, site(person, [(0, 2), (2, 1), (1, 3), (3, 0)]))
+    training = on_nodes(person, 4, site(person, [(0, 2), (2, 1), (1, 3), (3, 0)]))
     placed = decision(training)
     assert placed["source"] == "matrix"
     assert placed["seconds"] == pytest.approx(placed["slurm_order_seconds"] / 10)
@@ -90,14 +90,14 @@ def a_failed_placement_keeps_slurms_order_and_the_job_succeeds(person: Person) -
 def the_network_is_measured_in_an_allocation_and_places_the_next_job(person: Person) -> None:
     words = site(person, None)
     doctor = f"{sys.executable} -m llmlaunch doctor --network --message-mib 1 --save {person.home / 'site.yaml'}"
-    nodes = person.cluster.nodes[:4]
-    on_four = ("--nodes=4", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--output=doctor.out")
-    ended = person.cluster.run(person.home, *on_four, f"--wrap={doctor}")
+    nodes = person.cluster.nodes[:2]
+    on_two = ("--nodes=2", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}", "--output=doctor.out")
+    ended = person.cluster.run(person.home, *on_two, f"--wrap={doctor}")
     assert ended == "0:0", (person.home / "doctor.out").read_text()
     saved = json.loads((person.home / "site.links.json").read_text())
     assert saved["nodes"] == nodes
     assert saved["measured"]["devices_per_node"] == 1
-    assert decision(on_four_nodes(person, words))["source"] == "matrix"
+    assert decision(on_nodes(person, 2, words))["source"] == "matrix"
 
 
 def without_a_matrix_slurms_topology_decides(person: Person) -> None:
@@ -105,7 +105,7 @@ def without_a_matrix_slurms_topology_decides(person: Person) -> None:
     two switches: the first and third, the second and fourth."""
     with running_cluster(4, CPUS="4", SWITCHES="2") as switched:
         person = at_home(switched, person.home)
-        training = on_four_nodes(person, site(person, None), "cluster.nodes_per_switch=2")
+        training = on_nodes(person, 4, site(person, None), "cluster.nodes_per_switch=2")
         assert "#SBATCH --switches=2\n" in (training.run / "job.sbatch").read_text()
         placed = decision(training)
         assert placed["source"] == "topology"

@@ -10,8 +10,6 @@ that was cut are shortened to a random length behind the last line that was sync
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +22,9 @@ from person import interpreter
 
 from llmlaunch.rundir.attempt import rank_records
 from support import judge
-from support.chain import COLLECT_AND_EXPORT, LATENCIES, RECIPE, TRAINER, quick_templates
-from support.command_line import data_folders, run_llmlaunch
+from support.chain import LATENCIES, RECIPE, TRAINER, collect_and_export, quick_templates
+from support.command_line import data_folders
+from support.forked_commands import run_forked
 from support.node_rig import build
 from support.side_by_side import asked_for
 
@@ -74,7 +73,8 @@ class Job:
             "layout={zero_stage: 2}", "monitor.interval_seconds=0.1", "restart=none", "slurm.no-requeue=true",
             f"python={self.python}", f"slurm.nodelist='{','.join(self.nodes)}'",
         )  # fmt: skip
-        run_llmlaunch(self.place, "submit", RECIPE, *words, "-o", self.run, code=0, **self.environment)
+        done = run_forked(("submit", str(RECIPE), *words, "-o", str(self.run)), self.place, self.environment)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def train(self) -> None:
         wait_until(lambda: len(self.ranks()) == 2 * len(self.nodes), "all ranks have begun")
@@ -103,13 +103,7 @@ class Job:
         return bool(self.cluster.ask("squeue", "-h", "-j", job, "-t", IN_QUEUE, "-o", "%T").strip())
 
     def records(self) -> list[dict[str, Any]]:
-        """All that the store has, after `collect` of this run."""
-        command = [sys.executable, "-c", COLLECT_AND_EXPORT, str(self.run), "exported.jsonl"]
-        done = subprocess.run(
-            command, cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [json.loads(line) for line in (self.place / "exported.jsonl").read_text().splitlines()]
+        return collect_and_export(self.run, self.environment)
 
 
 def synced(line: bytes) -> bool:

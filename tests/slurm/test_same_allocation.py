@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from one_machine import wait_until
-from person import Person
+from person import TRIED, Person, interpreter
 from training import Training, slow_saver, submit
 
 from support.side_by_side import Story, by_name
@@ -56,13 +56,17 @@ def act_on(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], 
             act(process)
 
 
+def untried(folder: Path) -> str:
+    return f"python={interpreter(folder / 'python', first=TRIED)}"
+
+
 def is_the_same_job(training: Training) -> bool:
     return "Restarts=0 " in training.person.ask("scontrol", "show", "job", training.job)
 
 
 def a_spare_node_replaces_a_lost_one_before_and_after_slurm_notices(person: Person, folder: Path) -> None:
     """SLURM would end the job, if it had the lost node still."""
-    words = ("nodes=2", "spare_nodes=1", only_on(person, range(3)))
+    words = ("nodes=2", "spare_nodes=1", untried(folder), only_on(person, range(3)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
     lost = lose(person, training)
@@ -75,7 +79,7 @@ def a_spare_node_replaces_a_lost_one_before_and_after_slurm_notices(person: Pers
 
 
 def a_spare_node_replaces_a_frozen_one_which_saves_nothing_when_it_thaws(person: Person, folder: Path) -> None:
-    words = ("nodes=2", "spare_nodes=1", only_on(person, range(8, 11)))
+    words = ("nodes=2", "spare_nodes=1", untried(folder), only_on(person, range(8, 11)))
     training = slow_saver(person, folder, *words, steps=100_000, step_seconds=0.5, options=TOGETHER)
     training.wait_for_step(2)
     here = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from handmade import WAIT_FOR_GO, run_directory, state, submit, wait_for, write_submission
+from handmade import WAIT_FOR_GO, jobs_of, run_directory, state, submit, wait_for, write_submission
 from one_machine import Cluster, wait_until
 
 from llmlaunch.errors import SchedulerRefused
@@ -178,7 +178,7 @@ def test_a_controller_that_answers_late_gets_the_job_once(alone: Cluster, tmp_pa
     submission = submit(run_directory(tmp_path / "run", "finish 0"))
     wake.join()
     wait_for(submission, "succeeded")
-    assert alone.ask("squeue", "-h", "-t", "all", "-o", "%i").split() == [submission.job_id]
+    assert jobs_of(alone, tmp_path / "run") == [submission.job_id]
 
 
 def test_a_controller_that_is_down_is_reported_plainly(alone: Cluster, tmp_path: Path) -> None:

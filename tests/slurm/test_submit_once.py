@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from handmade import WAIT_FOR_GO, run_directory, state, submit, wait_for, write_submission
+from handmade import WAIT_FOR_GO, jobs_of, run_directory, state, submit, wait_for, write_submission
 from one_machine import Cluster, wait_until
 
 from llmlaunch.errors import SchedulerRefused, UserError
@@ -43,12 +43,6 @@ def submission_of(run_dir: Path) -> Submission:
     submission = read_submission(run_dir)
     assert submission is not None
     return submission
-
-
-def jobs_of(cluster: Cluster, run_dir: Path) -> list[str]:
-    """Every job that works in the directory, ended ones too, by id."""
-    rows = cluster.ask("squeue", "-h", "-t", "all", "-o", "%F %Z").splitlines()
-    return sorted((row.split()[0] for row in rows if row.split(" ", 1)[1] == str(run_dir)), key=int)
 
 
 def path_with(folder: Path, **programs: str) -> str:

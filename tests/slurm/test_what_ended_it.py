@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from one_machine import wait_until
-from person import Person
+from person import TRIED, Person, interpreter
 from training import HERE, SLOW_SAVER, Training, backend, submit
 
 from llmlaunch.node.preflight import read_marker
@@ -48,21 +48,13 @@ if os.environ["RANK"] == "0":
     raise SystemExit(3)
 time.sleep(600)
 """
-# The interpreter of a training environment that is broken on some nodes.
-BROKEN_NODES = """\
-if [[ " {broken} " = *" $SLURMD_NODENAME "* && $* = *trainer/preflight.py* ]]; then
+# The first line of the interpreter of a training environment that is broken on one node.
+BROKEN = """\
+case "$SLURMD_NODENAME $*" in "{broken} "*trainer/preflight.py*)
   echo "RuntimeError: CUDA unknown error" >&2
   exit 1
-fi
-exec {python} "$@"
+esac
 """
-
-
-def own_python(person: Person, text: str, **words: object) -> str:
-    path = person.home / "own-python"
-    path.write_text("#!/bin/bash\n" + text.format(python=person.python, **words))
-    path.chmod(0o755)
-    return f"python={path}"
 
 
 def own(person: Person, text: str, *words: str, name: str = "own") -> Training:
@@ -192,9 +184,10 @@ def a_slow_save_is_no_hang_and_the_stop_file_ends_the_job_cleanly(person: Person
 def a_broken_node_is_named_and_replaced_by_a_spare_one(person: Person) -> None:
     """The one in the middle: the last node is the second of those that train, and its rank says so."""
     first, broken, last = nodes = person.cluster.nodes[:3]
+    python = interpreter(person.home / "own-python", first=BROKEN.format(broken=broken) + TRIED)
     words = ("nodes=2", "spare_nodes=1", "preflight=true", "--follow", f"slurm.nodelist='{','.join(nodes)}'")
     saver = backend(SLOW_SAVER, "--steps", 3, "--save", person.home / "saved")
-    training = submit(person, person.home, saver, *words, own_python(person, BROKEN_NODES, broken=broken))
+    training = submit(person, person.home, saver, *words, f"python={python}")
     status = training.status()
     assert status["state"] == "succeeded"
     assert {rank["node"]: rank["rank"] for rank in status["ranks"]} == {first: 0, last: 1}
@@ -203,7 +196,7 @@ def a_broken_node_is_named_and_replaced_by_a_spare_one(person: Person) -> None:
     assert list(chosen["bad"]) == [broken]
     assert training.of_attempt("0", f"causes/{broken}.json")["sick"]
     assert training.of_attempt("0", "attempt.json")["nodes"] == [first, last]
-    for node in (first, last):  # the two met without the third
+    for node in (first, last):  # the two are tried without the third
         marker = read_marker(training.run / "attempts" / f"{training.job}.0" / "preflight" / f"{node}.jsonl")
         assert marker is not None
         assert marker["stage"] == "reduced"

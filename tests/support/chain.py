@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import psutil
 
 from support import judge
+from support.forked_commands import run_forked
 from support.node_rig import GIB, alive, environment, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,16 +30,6 @@ LATENCIES = """\
 slow nvmlDeviceGetComputeRunningProcesses_v3 us=4491
 slow nvmlDeviceGetMemoryInfo_v2 us=12
 slow nvmlDeviceGetUtilizationRates us=3
-"""
-# All commands in one interpreter: a third of what a fault test computes is starting programs.
-COLLECT_AND_EXPORT = """
-import sys
-from llmlaunch.cli.main import cli
-run, *files = sys.argv[1:]
-for file in files:
-    for words in (["collect", run], ["measurements", "export", file]):
-        if cli.main(words, standalone_mode=False):
-            sys.exit(" ".join(words))
 """
 
 
@@ -235,29 +227,20 @@ class Chain:
         return [f"{path}:\n{path.read_text(errors='replace')[-2000:]}" for path in logs]
 
     def llmlaunch(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "llmlaunch", *words)
-
-    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """In an interpreter of its own, which finds the stand-in library."""
         return subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, "-m", "llmlaunch", *words],
             cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
 
     def records(self) -> list[dict[str, Any]]:
         """All that the store has, after `collect` of this run."""
-        (records,) = self._exports("exported.jsonl")
-        return records
-
-    def _exports(self, *files: str) -> list[list[dict[str, Any]]]:
-        """What the store has after each of several collections of this run, exported to these files."""
-        done = self.python("-c", COLLECT_AND_EXPORT, str(self.run), *files)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [[json.loads(line) for line in (self.place / file).read_text().splitlines()] for file in files]
+        return collect_and_export(self.run, self.environment)
 
     def judged(self, *faults: judge.OnDisk) -> list[dict[str, Any]]:
         """Collect twice, and judge: every peak that was on disk at a fault is in the store, once."""
         now = self.on_disk()
-        first, again = self._exports("first.jsonl", "again.jsonl")
+        first, again = self.records(), self.records()
         wrong = [one for before in (*faults, now) for one in judge.judge(self.run, before, now, first)]
         assert not wrong, "\n".join(wrong)
         changed = [(one, other) for one, other in zip(first, again, strict=False) if one != other]
@@ -278,6 +261,15 @@ def _command(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.Error:
         return []
+
+
+def collect_and_export(run: Path, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """All that the store has, after `collect` of a run."""
+    exported = run.with_name("exported.jsonl")
+    for words in (("collect", run), ("measurements", "export", exported)):
+        done = run_forked(tuple(map(str, words)), run.parent, environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in exported.read_text().splitlines()]
 
 
 def quick_templates(place: Path) -> Path:

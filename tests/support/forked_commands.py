@@ -1,7 +1,4 @@
-"""`llmlaunch` as processes of their own, forked from one that has imported it: starting one takes no time.
-
-Transactions of the store are small, so that there are many to be caught in.
-"""
+"""`llmlaunch` as processes of their own, forked from one that has imported it: starting one takes no time."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from subprocess import CompletedProcess
+from threading import Lock, Timer
 
 from sqlalchemy import Engine, event
 
@@ -25,29 +24,27 @@ from llmlaunch.cli.main import main
 
 PATIENCE_SECONDS = 240.0
 FORKS = get_context("forkserver")
-FORKS.set_forkserver_preload([__name__, "psycopg", "pytest", "llmlaunch.cli.measurements", "llmlaunch.cli.runs"])
+FORKS.set_forkserver_preload([__name__, "support.forked_imports"])
+_ONE_AT_A_TIME = Lock()  # starting a process asks all others whether they have ended
 
 
 class Command:
-    """`llmlaunch WORDS`. `prepare` runs in it before it begins. `pause` names a folder and a moment of the second
-    transaction, `written` or `commit`: there it writes `here`, and waits until somebody has written `go`."""
+    """`llmlaunch WORDS` in `folder`; each of `prepare` is called in it before it begins."""
 
     def __init__(
-        self,
-        words: tuple[str, ...],
-        environment: Mapping[str, str],
-        prepare: Callable[[], None] | None,
-        pause: tuple[str, str] | None,
+        self, words: tuple[str, ...], folder: Path, environment: Mapping[str, str], *prepare: Callable[[], None]
     ) -> None:
         self._pipes = [FORKS.Pipe(duplex=False) for _ in range(2)]
         writers = [writer for _, writer in self._pipes]
-        self._process = FORKS.Process(target=_run, args=(words, dict(environment), writers, prepare, pause))
-        self._process.start()
+        self._process = FORKS.Process(target=_run, args=(words, folder, dict(environment), writers, prepare))
+        with _ONE_AT_A_TIME:
+            self._process.start()
         for writer in writers:
             writer.close()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with _ONE_AT_A_TIME:
+            return self._process.exitcode
 
     def kill(self) -> None:
         self._process.kill()
@@ -55,8 +52,23 @@ class Command:
     def communicate(self) -> tuple[int | None, str, str]:
         """The exit code, stdout and stderr of a command that has ended by itself."""
         out, err = (_read(reader) for reader, _ in self._pipes)
-        self._process.join(PATIENCE_SECONDS)
-        return self._process.exitcode, out, err
+        with _ONE_AT_A_TIME:
+            self._process.join(PATIENCE_SECONDS)
+            return self._process.exitcode, out, err
+
+
+def run_forked(
+    words: tuple[str, ...], folder: Path, environment: Mapping[str, str], seconds: float = PATIENCE_SECONDS
+) -> CompletedProcess[str]:
+    """Run `llmlaunch WORDS` in `folder` to its end, or kill it after so long."""
+    command = Command(words, folder, environment)
+    overdue = Timer(seconds, command.kill)
+    overdue.start()
+    try:
+        code, out, err = command.communicate()
+    finally:
+        overdue.cancel()
+    return CompletedProcess(words, -signal.SIGKILL if code is None else code, out, err)
 
 
 def limit_files(size: int) -> None:
@@ -72,39 +84,16 @@ def as_an_ordinary_owner() -> None:
     assert libc.capset(header, sets) == 0
 
 
-def _read(reader: Connection) -> str:
-    with os.fdopen(os.dup(reader.fileno()), "rb") as file:
-        content = file.read()
-    reader.close()
-    return content.decode()
-
-
-def _run(
-    words: tuple[str, ...],
-    environment: dict[str, str],
-    writers: list[Connection],
-    prepare: Callable[[], None] | None,
-    pause: tuple[str, str] | None,
-) -> None:
-    for descriptor, writer in enumerate(writers, start=1):
-        os.dup2(writer.fileno(), descriptor)
-        writer.close()
-    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.clear()
-    os.environ.update(environment)
+def small_transactions() -> None:
+    """Transactions of the store are small, so that there are many to be caught in."""
     llmlaunch.store.collect.MOST_RECORDS = 50
-    llmlaunch.store.database.WRITER_SECONDS = float(environment.get("WRITER_SECONDS", 30))
-    llmlaunch.store.database.SILENT_SECONDS = float(environment.get("SILENT_SECONDS", 90))
-    if pause is not None:
-        _pause_at(Path(pause[0]), pause[1])
-    if prepare is not None:
-        prepare()
-    sys.argv = ["llmlaunch", *words]
-    main()
+    llmlaunch.store.database.WRITER_SECONDS = float(os.environ.get("WRITER_SECONDS", 30))
+    llmlaunch.store.database.SILENT_SECONDS = float(os.environ.get("SILENT_SECONDS", 90))
 
 
-def _pause_at(folder: Path, moment: str) -> None:
+def pause_at(folder: Path, moment: str) -> None:
+    """At a moment of the second transaction, `written` or `commit`, the command writes `here` into the folder, and
+    waits until somebody has written `go`."""
     written = 0
 
     def pause() -> None:
@@ -123,3 +112,31 @@ def _pause_at(folder: Path, moment: str) -> None:
     event.listen(Engine, "after_cursor_execute", executed)
     if moment == "commit":
         event.listen(Engine, "commit", lambda connection: pause())
+
+
+def _read(reader: Connection) -> str:
+    with os.fdopen(os.dup(reader.fileno()), "rb") as file:
+        content = file.read()
+    reader.close()
+    return content.decode()
+
+
+def _run(
+    words: tuple[str, ...],
+    folder: Path,
+    environment: dict[str, str],
+    writers: list[Connection],
+    prepare: tuple[Callable[[], None], ...],
+) -> None:
+    for descriptor, writer in enumerate(writers, start=1):
+        os.dup2(writer.fileno(), descriptor)
+        writer.close()
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for each in prepare:
+        each()
+    sys.argv = ["llmlaunch", *words]
+    main()

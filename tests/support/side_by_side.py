@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +12,6 @@ Story = Callable[..., None]
 
 def by_name(*stories: Story) -> dict[str, Story]:
     return {story.__name__: story for story in stories}
-
-
-def cases(story: Story, **arguments: tuple[object, ...]) -> dict[str, Story]:
-    """Return the story with each case's first arguments, by its name and the case's."""
-    return {f"{story.__name__}-{case}": partial(story, *first) for case, first in arguments.items()}
 
 
 def asked_for(request: pytest.FixtureRequest, parameter: str) -> dict[str, dict[str, Any]]:
