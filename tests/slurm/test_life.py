@@ -66,6 +66,7 @@ def a_job_out_of_time_saves_and_continues_from_there(person: Person, folder: Pat
     saved = training.saved_step()
     assert f"saved step {saved} after SIGTERM" in training.log("0")
     assert training.times_told() == {0: 1, 1: 1}
+    training.hurry()
     training.wait(lambda it: "RUNNING" in it.in_queue(), "SLURM has started it again")
     person.ask("scontrol", "update", f"JobId={training.job}", "TimeLimit=60")
     training.wait_for_end()
@@ -86,6 +87,7 @@ def a_preempted_job_saves_in_its_grace_time_and_is_requeued(person: Person, fold
     saved = training.saved_step()
     assert training.status("0")["state"] == "stopped", training.status("0")
     assert training.times_told() == {0: 1}
+    training.hurry()
     training.wait_for_end()
     assert f"resumed after step {saved}\n" in training.log("1")
     assert training.phase()["phase"] == "succeeded"
@@ -104,11 +106,12 @@ def a_cancelled_job_saves_and_does_not_restart(person: Person, folder: Path, nod
 
 def a_job_whose_node_loses_power_continues_on_another(person: Person, folder: Path, nodes: Nodes) -> None:
     words = ("nodes=2", nodes.only(nodes.cut))
-    training = slow_saver(person, folder, *words, steps=160, step_seconds=0.5)  # not over before the power is cut
+    training = slow_saver(person, folder, *words, steps=1000, step_seconds=0.5)
     training.wait_for_step(2)
     lost = person.ask("squeue", "-h", "-j", training.job, "-o", "%B").strip()  # where the batch script runs
     person.cluster.do("kill-node", person.cluster.number(lost))
     training.wait(lambda it: len(it.attempts()) == 2, "SLURM has started it again")
+    training.hurry()
     training.wait_for_end()
     assert training.phase()["phase"] == "succeeded"
     assert {node["node"] for node in training.status()["nodes"]} == {*nodes.cut} - {lost}

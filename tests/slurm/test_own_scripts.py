@@ -11,12 +11,15 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-from one_machine import Cluster
 from person import Person
+
+from support.side_by_side import Story, by_name
 
 pytestmark = pytest.mark.slurm
 
@@ -87,8 +90,8 @@ DS_CONFIG = {
 class Script:
     """Someone's script in his home: `plain.sbatch` as he wrote it, `job.sbatch` with the line that observes it."""
 
-    def __init__(self, slurm: Cluster, person: Person, template: str, python: Path, trainer: str) -> None:
-        self.slurm, self.person, self.home = slurm, person, person.home
+    def __init__(self, person: Person, template: str, python: Path, trainer: str) -> None:
+        self.person, self.home = person, person.home
         self.code = person.folder("code")
         (self.code / "model").mkdir()
         (self.code / "model" / "config.json").write_text(json.dumps(MODEL))
@@ -108,7 +111,7 @@ class Script:
         """Return what the trainer saw that the script started; of the search path of Python llmlaunch's own folder
         comes first."""
         (self.code / "train.py").write_text(NOTES + trainer)
-        ended = self.slurm.run(self.home, script)
+        ended = self.person.cluster.run(self.home, script)
         logs = [path for pattern in ("slurm-*.out", "run/logs/*") for path in self.home.glob(pattern)]
         assert ended == "0:0", "\n".join(path.read_text(errors="replace") for path in logs)
         file = self.code / "seen.json"
@@ -152,12 +155,10 @@ def flags(words: list[str]) -> set[str]:
     return {f"--{part.strip()}" for part in " ".join(words).split("--") if part.strip()}
 
 
-def test_a_megatron_script_is_observed_collected_checked_and_started_from_its_recipe(
-    slurm: Cluster, person: Person
-) -> None:
+def a_megatron_script_is_observed_collected_checked_and_started_from_its_recipe(person: Person) -> None:
     if not (FRAMEWORKS / ".installed").exists():
         pytest.fail(f"{FRAMEWORKS} is missing: `make install-frameworks` makes it")
-    script = Script(slurm, person, MEGATRON_SBATCH, FRAMEWORKS / "bin" / "python", TRAINS)
+    script = Script(person, MEGATRON_SBATCH, FRAMEWORKS / "bin" / "python", TRAINS)
     directory = script.observed
     assert directory.name.startswith("gpt-tiny-")
     progress = json.loads(next(directory.glob("attempts/*/progress.json")).read_text())
@@ -184,11 +185,22 @@ def test_a_megatron_script_is_observed_collected_checked_and_started_from_its_re
     assert script.assert_the_recipe_starts_the_same("h100-80gb-x8", *names) == set()
 
 
-def test_a_deepspeed_script_is_observed_collected_and_started_from_its_recipe(slurm: Cluster, person: Person) -> None:
-    script = Script(slurm, person, DEEPSPEED_SBATCH, Path(sys.executable), TRAINS)
+def a_deepspeed_script_is_observed_collected_and_started_from_its_recipe(person: Person) -> None:
+    script = Script(person, DEEPSPEED_SBATCH, Path(sys.executable), TRAINS)
     script.collected(ranks=2, nodes=1)
     assert "stage: 1" in (script.observed / "recipe.yaml").read_text()
     names = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS", "OWN_SETTING", "WORLD_SIZE")
     different = script.assert_the_recipe_starts_the_same("cpu-x1", *names)
     assert different == {"--deepspeed_config ds_config.json"}
     assert (person.home / "made").is_dir()
+
+
+STORIES = by_name(
+    a_megatron_script_is_observed_collected_checked_and_started_from_its_recipe,
+    a_deepspeed_script_is_observed_collected_and_started_from_its_recipe,
+)
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_own_script(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
+    stories[request.node.nodeid].result()
