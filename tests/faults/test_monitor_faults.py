@@ -119,20 +119,6 @@ def test_a_driver_that_hangs_from_the_start(gpu_node: NodeRig) -> None:
     assert events(gpu_node) == ["nvml_stalled", "start", "end"]
 
 
-def test_a_lost_gpu_is_told_and_the_others_go_on(gpu_node: NodeRig) -> None:
-    gpu_node.scenario("gpu used=1G\ngpu used=2G\n")
-    monitor = gpu_node.monitor()
-    gpu_node.until_used(1.5)
-    gpu_node.scenario("gpu used=30G\ngpu used=2G\nfail * gpu=1 code=15\n")
-    lost = gpu_node.until_event("gpu_lost")["gpu"]
-    gpu_node.until_used(30.5)
-    first, second = gpu_node.stop(monitor)["gpus"]
-    assert (lost["index"], lost["lost"], lost["device_peak_bytes"]) == (1, 15, 2 * GIB + GIB // 2)
-    assert (first["lost"], first["device_peak_bytes"]) == (None, 30 * GIB + GIB // 2)
-    assert (second["lost"], second["device_peak_bytes"]) == (15, 2 * GIB + GIB // 2)
-    assert events(gpu_node).count("gpu_lost") == 1
-
-
 def test_sigkill_keeps_what_was_written_and_a_successor_closes_the_torn_line(gpu_node: NodeRig) -> None:
     gpu_node.scenario("gpu used=40G\n")
     monitor = gpu_node.monitor()

@@ -102,20 +102,6 @@ def the_container_command_of_the_recipe_reaches_every_node(person: Person) -> No
         assert called[: 1 + len(expected) + len(words)] == [training.job, *expected, *words]
 
 
-def a_container_that_does_not_exit_does_not_hold_up_the_verdict(person: Person) -> None:
-    """The ranks have ended and the step has not, nor would it before SLURM kills it; the job does not wait for it."""
-    lingering = APPTAINER.replace("exec ", "trap '' TERM\n").rstrip() + "\nsleep 1000\n"
-    programs = stand_in(person, "apptainer", lingering.format(seen=person.folder("seen")))
-    (person.home / "train.py").write_text("print('trains', flush=True)\n")
-    (person.home / "box.sif").write_text(IMAGE)
-    box = (f"setup=['PATH={programs}:$PATH']", f"container={{image: {person.home}/box.sif, runtime: apptainer}}")
-    training = submit(person, person.home, "nodes=2", backend(person.home / "train.py"), *box)
-    training.wait_for_end()
-    assert "the training step does not end; it is left" in training.log()
-    assert training.status()["state"] == "succeeded"
-    assert training.phase()["phase"] == "succeeded"
-
-
 class Box:
     """Someone at a site with pyxis (./pyxis, in his home), and a folder `mine` of his for what he trains with."""
 
@@ -225,7 +211,6 @@ def an_image_missing_from_the_registry_ends_the_job_and_is_named(person: Person)
 
 STORIES = by_name(
     folders_left_behind_by_pyxis_cost_one_attempt_and_blame_no_node,
-    a_container_that_does_not_exit_does_not_hold_up_the_verdict,
     the_container_command_of_the_recipe_reaches_every_node,
     a_registry_image_is_imported_once_a_job_on_each_node_and_retried_where_refused,
     a_node_without_room_for_the_image_is_replaced_by_a_spare_one,

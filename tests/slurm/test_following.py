@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -80,37 +79,6 @@ def test_status_watch_shows_the_pending_reason_then_every_step(slurm: Cluster, t
     assert summary[1].startswith("The run succeeded")
     assert summary[2].startswith("Steps: ")
     assert any(line.startswith("Next: llmlaunch report ") for line in summary)
-
-
-def test_follow_reports_the_cause_of_a_requeue_and_continues_with_the_next_attempt(
-    slurm: Cluster, tmp_path: Path
-) -> None:
-    """A job that puts itself back, as job.sbatch does, with the words it leaves behind."""
-    body = (
-        'printf \'{"attempt": "%s", "nodes": ["n1"], "from_step": 0}\' "$attempt" > attempts/$attempt/attempt.json\n'
-        + STEPS
-        + """
-if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then
-  printf '{"attempt": "%s", "state": "failed", "step": 3,
-    "cause": {"kind": "nccl", "node": "n1", "line": "NCCL timeout"},
-    "next": {"action": "requeue", "seconds": 0, "why": "1 of 20"}}' "$attempt" > attempts/$attempt/status.json
-  scontrol requeue $SLURM_JOB_ID; sleep 600
-fi
-finish 0
-"""
-    )
-    submission = submit(run_directory(tmp_path / "run", body))
-    said = io.StringIO()
-    assert follow(submission, Screen(said), poll_seconds=0.5).phase == "succeeded"
-    lines = said.getvalue().splitlines()
-    events = [line for line in lines if line.startswith(("Attempt", "  next"))]
-    assert events == [
-        f"Attempt 1 ({submission.job_id}.0) begins on n1",
-        "Attempt 1 failed at step 3: the network between ranks failed (n1): NCCL timeout",
-        "  next: back into the queue (1 of 20)",
-        f"Attempt 2 ({submission.job_id}.1) begins on n1",
-    ]
-    assert len([line for line in lines if line.startswith("step 3/3")]) == 2
 
 
 class Terminal:

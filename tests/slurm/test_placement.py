@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -75,11 +76,13 @@ def ranks_follow_the_best_order_of_a_measured_matrix(person: Person) -> None:
 
 
 def a_failed_placement_keeps_slurms_order_and_the_job_succeeds(person: Person) -> None:
+    """By which node10 and node11 come after node9."""
     run = person.home / "run"
     words = ("nodes=4", "cluster=cpu-x1", f"python={person.python}", trainer(person))
     said = person.llmlaunch("render", QUICKSTART, *words, "-o", run, code=0)
     (run / "placement.json").write_text('{"schema": 1, "layout": {"surprise": 1}, "bytes": {}}')
-    nodes = person.cluster.nodes[:4]
+    nodes = person.cluster.nodes[7:]
+    assert [re.sub(r".*\D", "", node) for node in nodes] == ["8", "9", "10", "11"]
     assert person.cluster.run(run, f"--nodelist={','.join(nodes)}", "job.sbatch") == "0:0"
     training = Training(person, run, said)
     (begun,) = run.glob("attempts/*/attempt.json")

@@ -18,7 +18,7 @@ import pytest
 from handmade import WAIT_FOR_GO, jobs_of, run_directory, state, submit, wait_for, write_submission
 from one_machine import Cluster, wait_until
 
-from llmlaunch.errors import SchedulerRefused, UserError
+from llmlaunch.errors import SchedulerRefused
 from llmlaunch.launchers import submit_mark
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_files import read_submission
@@ -124,15 +124,6 @@ def test_after_a_submit_killed_before_sbatch_resume_submits_once(
     assert jobs_of(slurm, run_dir) == [job]
 
 
-def test_after_a_killed_submit_a_finished_job_is_found_too(slurm: Cluster, tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "finish 0 'all done'")
-    killed_submit(run_dir, tmp_path, TAKES_IT)
-    wait_until((run_dir / "status.json").exists, "the job has ended")
-    submission = SlurmLauncher().adopt(run_dir)
-    assert submission is not None
-    assert wait_for(submission, "succeeded").reason == "all done"
-
-
 def test_resume_submits_again_and_keeps_the_earlier_jobs(
     slurm: Cluster, llmlaunch: CommandLine, tmp_path: Path
 ) -> None:
@@ -214,13 +205,6 @@ def test_resume_completes_a_partly_submitted_chain(slurm: Cluster, llmlaunch: Co
     assert whole.jobs == tuple(jobs_of(slurm, run_dir))
     assert len(whole.jobs) == 3
     assert whole.earlier == ()
-
-
-def test_an_option_missing_from_this_release_is_refused_before_sbatch(slurm: Cluster, tmp_path: Path) -> None:
-    run_dir = run_directory(tmp_path / "run", "finish 0")
-    with pytest.raises(UserError, match=r"sbatch --checkpoint went after 19\.05, and this site runs slurm"):
-        submit(run_dir, "--checkpoint=1:00")
-    assert not (run_dir / "submitting").exists()
 
 
 def test_the_status_of_200_runs_is_one_question(
