@@ -10,8 +10,6 @@ import importlib.metadata
 import json
 import re
 import sys
-from collections.abc import Mapping
-from concurrent.futures import Future
 
 import pytest
 from debian import SYSTEM, project_places, unpack
@@ -19,7 +17,7 @@ from newer_site import Site
 from person import Person
 from training import QUICKSTART, Training, slow_saver
 
-from support.side_by_side import Story, by_name
+from support.side_by_side import side_by_side
 
 pytestmark = pytest.mark.releases
 
@@ -88,12 +86,7 @@ def a_recipes_container_is_inspected_on_a_node_and_remembered(site: Site, home: 
     assert f"Assumed: DeepSpeed {deepspeed}, as llmlaunch doctor saw" in checked
 
 
-STORIES = by_name(
+test_apptainer = side_by_side(
     a_normal_users_job_out_of_time_saves_once_and_comes_back_and_when_cancelled_saves_once,
     a_recipes_container_is_inspected_on_a_node_and_remembered,
 )
-
-
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_apptainer(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
-    stories[request.node.nodeid].result()

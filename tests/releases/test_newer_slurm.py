@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
-from concurrent.futures import Future
 
 import pytest
 from newer_site import Site
@@ -17,7 +15,7 @@ from one_machine import wait_until
 from test_sbatch_options import options_wrongly_listed
 from training import SLOW_SAVER, slow_saver
 
-from support.side_by_side import Story, by_name
+from support.side_by_side import side_by_side
 
 pytestmark = pytest.mark.releases
 
@@ -84,15 +82,10 @@ def sbatch_has_the_options_that_versions_json_lists(site: Site, home: str) -> No
     assert options_wrongly_listed(site.cluster) == []
 
 
-COMMANDS = by_name(
+test_release = side_by_side(
     cancel_saves_and_resume_continues_from_there,
     submit_follow_status_logs_report_and_collect,
     observe_measures_a_script_as_it_is,
     init_describes_the_site,
     sbatch_has_the_options_that_versions_json_lists,
 )
-
-
-@pytest.mark.parametrize("story", COMMANDS.values(), ids=COMMANDS)
-def test_release(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
-    stories[request.node.nodeid].result()

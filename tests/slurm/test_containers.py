@@ -8,15 +8,13 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from person import TRIED, Person, interpreter
 from training import QUICKSTART, Training, backend, submit
 
-from support.side_by_side import Story, by_name
+from support.side_by_side import side_by_side
 
 pytestmark = pytest.mark.slurm
 
@@ -209,15 +207,10 @@ def an_image_missing_from_the_registry_ends_the_job_and_is_named(person: Person)
     assert len(training.attempts()) == 1
 
 
-STORIES = by_name(
+test_container = side_by_side(
     folders_left_behind_by_pyxis_cost_one_attempt_and_blame_no_node,
     the_container_command_of_the_recipe_reaches_every_node,
     a_registry_image_is_imported_once_a_job_on_each_node_and_retried_where_refused,
     a_node_without_room_for_the_image_is_replaced_by_a_spare_one,
     an_image_missing_from_the_registry_ends_the_job_and_is_named,
 )
-
-
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_container(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
-    stories[request.node.nodeid].result()

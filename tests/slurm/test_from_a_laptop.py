@@ -8,9 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from one_machine import wait_until
 from person import SOURCES, Person
 from training import QUICKSTART, backend
 
-from support.side_by_side import Story, by_name
+from support.side_by_side import side_by_side
 
 pytestmark = pytest.mark.slurm
 
@@ -115,14 +113,10 @@ def told(story: Callable[[LoginNode, Laptop], None], person: Person) -> None:
         story(node, laptop(node, person.home / "me"))
 
 
-STORIES = by_name(
+test_from_a_laptop = side_by_side(
     from_the_recipe_here_to_the_peaks_there,
     ctrl_c_reaches_what_runs_there,
     a_terminal_there_is_as_wide_as_the_one_here,
     a_host_that_is_down_or_lacks_llmlaunch_is_one_message,
+    tell=told,
 )
-
-
-@pytest.mark.parametrize("story", [partial(told, story) for story in STORIES.values()], ids=STORIES)
-def test_from_a_laptop(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
-    stories[request.node.nodeid].result()

@@ -12,8 +12,7 @@ import copy
 import json
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -28,7 +27,7 @@ from person import LIVED_ON, SOAK, Person
 from llmlaunch.cli.main import cli
 from llmlaunch.errors import UserError
 from support.recipe_keys import schema
-from support.side_by_side import Story, by_name
+from support.side_by_side import side_by_side
 
 pytestmark = pytest.mark.slurm
 
@@ -251,12 +250,7 @@ def no_recipe_text_runs_as_code_and_accepted_text_arrives_unchanged(person: Pers
     assert not CANARY.exists(), "a value was run as a command"
 
 
-STORIES = by_name(no_recipe_text_runs_as_code_and_accepted_text_arrives_unchanged)
-
-
-@pytest.mark.parametrize("site", LIVED_ON)
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_on_a_cluster(
-    stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, story: Story
-) -> None:
-    stories[request.node.nodeid].result()
+test_on_a_cluster = side_by_side(
+    no_recipe_text_runs_as_code_and_accepted_text_arrives_unchanged,
+    sites=LIVED_ON,
+)

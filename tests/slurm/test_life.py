@@ -6,9 +6,6 @@ As root where limits are enforced; in `make soak` also as a normal user where th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,10 +14,11 @@ from one_machine import IN_QUEUE, wait_until
 from person import LIVED_ON, SMALL_DISK, Person, person_with_a_cluster
 from training import FAILS_AFTER_SAVING, FAILS_WHEN_TOLD, script, slow_saver
 
-from support.side_by_side import Story, by_name
+from support.side_by_side import Story, side_by_side
 
 pytestmark = pytest.mark.slurm
 
+SIDE_BY_SIDE = 9 * len(LIVED_ON)
 # How long saving takes in the life of the time limit: once longer than anything of ours waits for trainers.
 SAVED_SECONDS = {"enforced": 65.0, "default": 5.0}
 
@@ -187,7 +185,11 @@ def a_job_survives_a_controller_outage_and_is_requeued_afterwards(person: Person
         person.ask("scancel", training.job)
 
 
-LIVES = by_name(
+def lived(life: Story, person: Person) -> None:
+    life(person, person.folder(life.__name__), Nodes(person))
+
+
+test_life = side_by_side(
     a_job_out_of_time_saves_and_continues_from_there,
     a_job_survives_a_controller_outage_and_is_requeued_afterwards,
     a_job_whose_node_loses_power_continues_on_another,
@@ -197,17 +199,6 @@ LIVES = by_name(
     a_job_that_crashes_at_once_is_not_restarted,
     a_cancelled_job_saves_and_does_not_restart,
     *([a_job_on_a_full_disk_finishes_and_reports_the_disk] if os.getuid() == 0 else []),  # mounting takes root
+    tell=lived,
+    sites=LIVED_ON,
 )
-
-
-SIDE_BY_SIDE = len(LIVED_ON) * len(LIVES)
-
-
-def lived(life: Story, person: Person) -> None:
-    life(person, person.folder(life.__name__), Nodes(person))
-
-
-@pytest.mark.parametrize("site", LIVED_ON)
-@pytest.mark.parametrize("story", [partial(lived, life) for life in LIVES.values()], ids=LIVES)
-def test_life(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, story: Story) -> None:
-    stories[request.node.nodeid].result()

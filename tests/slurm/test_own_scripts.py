@@ -11,15 +11,13 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 from person import Person
 
-from support.side_by_side import Story, by_name
+from support.side_by_side import side_by_side
 
 pytestmark = pytest.mark.slurm
 
@@ -195,12 +193,7 @@ def a_deepspeed_script_is_observed_collected_and_started_from_its_recipe(person:
     assert (person.home / "made").is_dir()
 
 
-STORIES = by_name(
+test_own_script = side_by_side(
     a_megatron_script_is_observed_collected_checked_and_started_from_its_recipe,
     a_deepspeed_script_is_observed_collected_and_started_from_its_recipe,
 )
-
-
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_own_script(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
-    stories[request.node.nodeid].result()

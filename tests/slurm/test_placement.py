@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from person import Person, at_home
 from training import QUICKSTART, Training, backend, submit
 
 from llmlaunch.cluster.matrix import matrix_text
-from support.side_by_side import Story, by_name
+from support.side_by_side import side_by_side
 
 pytestmark = pytest.mark.slurm
 
@@ -118,14 +116,9 @@ def without_a_matrix_slurms_topology_decides(person: Person) -> None:
         assert "over fewer slow links" in placed["why"]
 
 
-STORIES = by_name(
+test_placement = side_by_side(
     the_network_is_measured_in_an_allocation_and_places_the_next_job,
     ranks_follow_the_best_order_of_a_measured_matrix,
     without_a_matrix_slurms_topology_decides,
     a_failed_placement_keeps_slurms_order_and_the_job_succeeds,
 )
-
-
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_placement(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
-    stories[request.node.nodeid].result()

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,7 +17,7 @@ from one_machine import wait_until
 from person import TRIED, Person, interpreter
 from training import SLOW_SAVER, Training, slow_saver, submit
 
-from support.side_by_side import Story, by_name
+from support.side_by_side import Story, side_by_side
 from support.soak import SOAK
 
 pytestmark = pytest.mark.slurm
@@ -170,14 +168,6 @@ def losses(training: Training, attempt: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in lines}
 
 
-STORIES = by_name(
-    a_spare_node_replaces_a_lost_one_before_and_after_slurm_notices,
-    a_spare_node_replaces_a_frozen_one_which_saves_nothing_when_it_thaws,
-    without_a_spare_node_the_job_is_requeued,
-    without_a_spare_node_it_continues_on_fewer_where_the_recipe_allows,
-)
-
-
 def only_on(person: Person, numbers: range) -> str:
     """Leave the nodes of other numbers to the other stories."""
     nodes = person.cluster.nodes
@@ -188,9 +178,11 @@ def begun(story: Story, person: Person) -> None:
     story(person, person.folder(story.__name__))
 
 
-@pytest.mark.parametrize("site", ["root-enforced"])
-@pytest.mark.parametrize("story", [partial(begun, story) for story in STORIES.values()], ids=STORIES)
-def test_same_allocation(
-    stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, site: str, story: Story
-) -> None:
-    stories[request.node.nodeid].result()
+test_same_allocation = side_by_side(
+    a_spare_node_replaces_a_lost_one_before_and_after_slurm_notices,
+    a_spare_node_replaces_a_frozen_one_which_saves_nothing_when_it_thaws,
+    without_a_spare_node_the_job_is_requeued,
+    without_a_spare_node_it_continues_on_fewer_where_the_recipe_allows,
+    tell=begun,
+    sites=["root-enforced"],
+)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from llmlaunch.node.preflight import read_marker
 from llmlaunch.rundir.rank_records import rank_records
 from llmlaunch.rundir.stack_files import ranks_stacks
 from llmlaunch.units import GIB
-from support.side_by_side import Story, by_name
+from support.side_by_side import side_by_side
 
 pytestmark = pytest.mark.slurm
 
@@ -237,7 +235,7 @@ def each_layout_has_its_own_measurements(training: Training) -> None:
         assert {(r["micro_batch_size"], r["predicted_bytes"]) for r in mine} == {(size, predicted[0])}
 
 
-STORIES = by_name(
+test_what_ended_it = side_by_side(
     a_lost_node_is_excluded_until_a_person_reinstates_it,
     the_next_job_of_a_chain_excludes_a_faulty_node,
     a_broken_node_is_named_and_replaced_by_a_spare_one,
@@ -246,8 +244,3 @@ STORIES = by_name(
     a_slow_save_is_no_hang_and_the_stop_file_ends_the_job_cleanly,
     after_out_of_memory_the_next_layout_trains_in_the_same_allocation,
 )
-
-
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_what_ended_it(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
-    stories[request.node.nodeid].result()

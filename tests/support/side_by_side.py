@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +14,22 @@ Story = Callable[..., None]
 
 def by_name(*stories: Story) -> dict[str, Story]:
     return {story.__name__: story for story in stories}
+
+
+def side_by_side(*stories: Story, tell: Story | None = None, sites: Sequence[str] = ()) -> Callable[..., None]:
+    """Return the test that asks how each story went, at each of the sites; the fixture `stories` begins them. A story
+    is told by `tell` where that is given, which gets the story first."""
+
+    def anywhere(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story) -> None:
+        stories[request.node.nodeid].result()
+
+    def at_a_site(stories: Mapping[str, Future[None]], request: pytest.FixtureRequest, story: Story, site: str) -> None:
+        stories[request.node.nodeid].result()
+
+    told = [partial(tell, story) if tell else story for story in stories]
+    names = [story.__name__ for story in stories]
+    test = pytest.mark.parametrize("story", told, ids=names)(at_a_site if sites else anywhere)
+    return pytest.mark.parametrize("site", sites)(test) if sites else test
 
 
 def asked_for(request: pytest.FixtureRequest, parameter: str) -> dict[str, dict[str, Any]]:
