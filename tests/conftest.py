@@ -44,10 +44,11 @@ LANES = (
     "slurm", "slurm_lives", "frameworks_judged", "frameworks", "frameworks_megatron", "frameworks_trainers",
     "quickstart", "releases", "faults",
 )  # fmt: skip
-# Modules of tests/slurm about whole lives of jobs, which wait longest: about half of that folder's time.
+# Modules of tests/slurm about whole lives of jobs, which wait longest, and some with clusters of their own: half of
+# that folder's time.
 LIVES = (
-    *("test_accounting.py", "test_forbidden.py", "test_injection.py", "test_life.py", "test_power_cut.py"),
-    *("test_same_allocation.py", "test_what_ended_it.py"),
+    *("test_accounting.py", "test_first_jobs.py", "test_forbidden.py", "test_injection.py", "test_life.py"),
+    *("test_power_cut.py", "test_same_allocation.py", "test_what_ended_it.py"),
 )
 # Modules whose jobs one and the same process judges.
 JUDGED = ("test_megatron_oracle.py", "test_megatron_models.py", "test_megatron_layers.py")
