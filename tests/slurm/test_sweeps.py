@@ -64,27 +64,21 @@ def test_an_array_is_one_job_whose_tasks_are_separate_runs(slurm: Cluster, tmp_p
     wait_for(runs, "succeeded", "failed", "succeeded", "succeeded")
 
 
-def test_one_task_is_cancelled_running_or_pending_and_the_others_continue(slurm: Cluster, tmp_path: Path) -> None:
-    runs = hand_in(tmp_path / "sweep", "array", [WAIT_FOR_GO] * 4, limit=2)
-    wait_for(runs, "running", "running", "pending", "pending")
+def test_one_task_is_cancelled_running_or_pending_and_the_sweep_cancels_what_is_left(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    runs = hand_in(tmp_path / "sweep", "array", [WAIT_FOR_GO] * 5, limit=2)
+    wait_for(runs, "running", "running", "pending", "pending", "pending")
     SlurmLauncher().cancel(runs[0])
-    SlurmLauncher().cancel(runs[3])  # the last: SLURM's number of it is that of the whole array
-    wait_for(runs, "cancelled", "running", "running", "cancelled")
+    SlurmLauncher().cancel(runs[4])  # the last: SLURM's number of it is that of the whole array
+    wait_for(runs, "cancelled", "running", "running", "pending", "cancelled")
     array = read_submission(tmp_path / "sweep")
     assert array is not None
     assert state(array).phase == "running"
-    for submission in runs[1:3]:
-        (submission.run_dir / "go").touch()
-    wait_for(runs, "cancelled", "succeeded", "succeeded", "cancelled")
-
-
-def test_the_directory_of_the_sweep_cancels_the_whole_array(slurm: Cluster, tmp_path: Path) -> None:
-    runs = hand_in(tmp_path / "sweep", "array", [WAIT_FOR_GO] * 3, limit=1)
-    wait_for(runs, "running", "pending", "pending")
-    array = read_submission(tmp_path / "sweep")
-    assert array is not None
+    (runs[1].run_dir / "go").touch()
+    wait_for(runs, "cancelled", "succeeded", "running", "running", "cancelled")
     SlurmLauncher().cancel(array)
-    wait_for(runs, "cancelled", "cancelled", "cancelled")
+    wait_for(runs, "cancelled", "succeeded", "cancelled", "cancelled", "cancelled")
 
 
 def test_one_task_is_requeued_and_begins_its_next_attempt(slurm: Cluster, tmp_path: Path) -> None:
