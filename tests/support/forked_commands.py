@@ -9,7 +9,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing import get_context
+from functools import cache
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -25,7 +26,22 @@ from llmlaunch.cli.main import main
 PATIENCE_SECONDS = 240.0
 FORKS = get_context("forkserver")
 FORKS.set_forkserver_preload([__name__, "support.forked_imports"])
+TESTS = Path(__file__).parents[1]
 _ONE_AT_A_TIME = Lock()  # starting a process asks all others whether they have ended
+
+
+@cache
+def _start_server() -> None:
+    """It takes no notice of this process's path, and says nothing of what it could not import."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), before)))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 class Command:
@@ -38,6 +54,7 @@ class Command:
         writers = [writer for _, writer in self._pipes]
         self._process = FORKS.Process(target=_run, args=(words, folder, dict(environment), writers, prepare))
         with _ONE_AT_A_TIME:
+            _start_server()
             self._process.start()
         for writer in writers:
             writer.close()
