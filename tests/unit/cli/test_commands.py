@@ -16,7 +16,6 @@ import yaml
 from llmlaunch.app.gallery import gallery
 from llmlaunch.assets import asset
 from llmlaunch.cli.main import COMMANDS, GROUPS, load_command, main
-from llmlaunch.planner.search import EQUAL
 from support.command_line import CommandLine
 from support.json_schemas import validate
 from support.recipes import recipe_text
@@ -110,25 +109,18 @@ def test_json_is_the_result_alone_in_the_published_shape(llmlaunch: CommandLine)
 
 
 @pytest.mark.usefixtures("all_advice")
-def test_plan_shows_neighbours_the_front_and_the_page(llmlaunch: CommandLine, tmp_path: Path) -> None:
-    answer = llmlaunch("plan", "-v", "recipe.yaml", "--pareto", "--html", "plan.html")
-    for part in ("Ranked layouts", "Neighbours of this layout", "Pareto front", "refused, each for the first reason"):
+def test_plan_shows_neighbours_refusals_and_the_page(llmlaunch: CommandLine, tmp_path: Path) -> None:
+    answer = llmlaunch("plan", "-v", "recipe.yaml", "--html", "plan.html")
+    for part in ("Ranked layouts", "Neighbours of this layout", "refused, each for the first reason"):
         assert part in answer.stdout
     assert "<html" in (tmp_path / "plan.html").read_text()
-    plan = llmlaunch.json("plan", "recipe.yaml", "--pareto")
+    plan = llmlaunch.json("plan", "recipe.yaml")
     validate(plan, json.loads((ROOT / "docs" / "schemas" / "plan.schema.json").read_text()))
-    seconds = [point["step_seconds"] for point in plan["pareto"]]
-    assert seconds == sorted(seconds)
     faster = plan["faster_without_preference"]  # shown wherever a plainer layout is chosen than the fastest
     fuller = plan["gave_way_for_headroom"]  # and a roomier one than the ranking's first says what that one was
     ranked = plan["step_seconds"] if fuller is None else fuller["step_seconds"]
     assert plan["step_seconds"] == pytest.approx(ranked * (1 + (fuller["gain"] if fuller else 0)), rel=1e-3)
-    if faster is None:
-        assert seconds[0] * (1 - 1e-3) <= ranked <= seconds[0] * (1 + EQUAL)
-    else:
-        assert plan["step_seconds"] == pytest.approx(seconds[0] * (1 + faster["gain"]), rel=1e-3)
     assert faster is None or faster["gain"] <= sum(habit["price"] for habit in faster["habits"]) + 1e-3
-    assert all(point["device_bytes"] <= plan["memory"]["limit_bytes"] for point in plan["pareto"])
 
 
 @pytest.mark.usefixtures("all_advice")

@@ -20,14 +20,14 @@ from llmlaunch.memory.grouped_pricing import model_state_bytes, transient_bytes,
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.legality import first_failed, situation
 from llmlaunch.planner.plan import as_planned
-from llmlaunch.planner.search import SearchResult, pareto, search
+from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.search_space import TechniqueSpace, enumerate_splits, recipe_with_techniques, technique_space
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.planner.technique_batches import fewest_safe, is_safe
 from llmlaunch.timing.step import step_time
 from support.plans import gallery_setting, setting_for
 from support.recipes import recipe_of
-from support.soak import in_soak, share
+from support.soak import in_soak
 
 SMALL = ("nodes=1", "model.num_layers=8", "layout={tensor: [1, 2], micro_batch_size: [1, 2], context: 1}")
 RECIPES = {
@@ -273,30 +273,3 @@ def test_uniform_recompute_and_block_of_all_layers_are_the_same_layout() -> None
     techniques = replace(recipe.techniques, recompute_method="block")
     there = asked.job_of(replace(recipe, techniques=techniques))
     assert estimate(asked.job, uniform).worst == estimate(there, block).worst
-
-
-def test_every_safe_layout_is_beaten_or_on_the_front() -> None:
-    result = search(gallery_setting("llama3-8b"), whole=True)
-    front = pareto(result)
-    seconds, filled = np.round(result.step_seconds, 12), result.device_bytes
-    assert np.all(np.diff(seconds[front]) > 0)
-    assert np.all(np.diff(filled[front]) < 0)
-    last = front[np.searchsorted(seconds[front], seconds[result.safe], side="right") - 1]  # the slowest no slower
-    assert np.all(filled[last] <= filled[result.safe])
-
-
-@pytest.mark.parametrize("name", share(["llama2-7b-deepspeed", "quickstart"], ["quickstart"]))
-def test_the_front_is_the_one_found_by_comparing_all_pairs(name: str) -> None:
-    result = search(gallery_setting(name), whole=True)
-    seconds, filled = np.round(result.step_seconds, 12), result.device_bytes
-    pairs = np.unique(np.stack([seconds, filled], axis=1)[result.safe], axis=0)
-    beaten = [np.any((pairs <= pair).all(axis=1) & (pairs < pair).any(axis=1)) for pair in pairs]
-    front = pareto(result)
-    assert np.all(result.safe[front])
-    assert [(seconds[i], filled[i]) for i in front] == [tuple(p) for p, b in zip(pairs, beaten, strict=True) if not b]
-    assert seconds[front[0]] == seconds[result.safe].min()
-    assert np.array_equal(front, pareto(result))
-
-
-def test_where_nothing_is_safe_the_front_is_empty() -> None:
-    assert len(pareto(search(gallery_setting("llama3-70b", "model=llama3-405b", "nodes=1"), whole=True))) == 0

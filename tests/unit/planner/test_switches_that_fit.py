@@ -17,7 +17,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.planner.candidate import Candidate
 from llmlaunch.planner.judge import judge_layouts
 from llmlaunch.planner.plan import as_planned
-from llmlaunch.planner.search import EXACT, SearchResult, pareto, search
+from llmlaunch.planner.search import EXACT, SearchResult, search
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.techniques import NO_TECHNIQUES, SPARING_SWITCHES, Techniques
@@ -89,7 +89,10 @@ def where_a_switch_decides(seed: int) -> tuple[Setting, SearchResult]:
 def bytes_of_a_fast_switch(setting: Setting, chance: random.Random) -> float:
     """Return the device bytes of a layout with a switch that no layout beats in both time and memory; 0 without one."""
     roomy = search(with_limit(setting, PLENTY), whole=True)
-    rows = [row for row in pareto(roomy).tolist() if switched_on(roomy.at(setting.recipe, row).techniques)]
+    by_time = np.lexsort((roomy.device_bytes, roomy.step_seconds))
+    least = np.minimum.accumulate(roomy.device_bytes[by_time])
+    unbeaten = by_time[np.r_[True, least[1:] < least[:-1]]]
+    rows = [row for row in unbeaten.tolist() if switched_on(roomy.at(setting.recipe, row).techniques)]
     return float(roomy.device_bytes[chance.choice(rows)]) if rows else 0.0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 from llmlaunch.calibration.comparable_runs import RunClass, support_of
 from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
@@ -11,8 +10,7 @@ from llmlaunch.calibration.ratios import Score
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.refusal import explain_unsafe
-from llmlaunch.planner.search import pareto, search
-from llmlaunch.report.plan_text import check_text, front_text, plan_text
+from llmlaunch.report.plan_text import check_text, plan_text
 from support.plans import gallery_setting, plan_of
 from support.recipes import recipe_of
 
@@ -90,15 +88,3 @@ def test_a_refusal_says_what_of_it_was_measured() -> None:
     assert "GiB too much), most of it" in refusal
     assert "and measured residual +" in refusal
     assert "+9.00 GiB outside torch (calibration an id, 3 runs)" in refusal
-
-
-def test_the_front_is_thinned_for_a_person_and_says_so() -> None:
-    setting = gallery_setting("llama3-8b")
-    plan, result = plan_of("llama3-8b"), search(setting)
-    front = [result.at(setting.recipe, int(row)) for row in pareto(result)]
-    lines = "\n".join(front_text(plan, front)).split("\n")
-    assert lines[0].startswith(f"Pareto front of step time against head-room: {len(front)} safe layouts")
-    spare = [float(line.split()[-1]) for line in lines[2:]]
-    assert all(b - a > 0.9 for a, b in pairwise(spare[:-1]))
-    assert front[-1].describe() in lines[-1]
-    assert front_text(plan, []) == ["Pareto front: empty, no layout is safe"]

@@ -182,12 +182,6 @@ class PlannedRun:
 
         return search_with_headroom(self.setting, whole=True)
 
-    def pareto_front(self) -> list[Candidate]:
-        """Return the layouts that no other beats in both step time and head-room."""
-        from llmlaunch.planner.search import pareto
-
-        return [self.search.at(self.setting.recipe, int(row)) for row in pareto(self.search)]
-
     def refuse_unsafe(self) -> None:
         """Raise NoVerdict where what decides memory was not read; NothingSafe where the plan is not safe, nor tight and
         accepted, or takes more than the recipe's budget."""

@@ -27,7 +27,6 @@ from llmlaunch.cli.planning import (
     verbose_option,
 )
 from llmlaunch.errors import UserError
-from llmlaunch.planner.plan import Candidate
 from llmlaunch.rundir.values import to_type
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 @script_options
 @verbose_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("--pareto", "with_front", is_flag=True, help="Also the Pareto front of step time against head-room.")
 @click.option("--html", type=click.Path(path_type=Path), help="Also write all of it as one page for a browser, .html.")
 @click.option("--lock", "locks", is_flag=True, help="Keep to this plan from now on: write it beside RECIPE.")
 def plan_command(
@@ -49,7 +47,6 @@ def plan_command(
     script: ScriptInput,
     verbose: bool,
     as_json: bool,
-    with_front: bool,
     html: Path | None,
     locks: bool,
 ) -> int:
@@ -73,20 +70,15 @@ def plan_command(
         script.refuse_for(recipe)
         run = planned(recipe, overrides, replan=True)
     neighbours = run.neighbours()
-    front = run.pareto_front() if with_front else None
     if html is not None:
         _write_page(run, neighbours, html, (recipe, *overrides))
     if as_json:
-        extra = {} if front is None else {"pareto": [candidate.as_json() for candidate in front]}
-        print_json(
-            (run.json if job is None else job.as_json())
-            | {"neighbours": [neighbour.as_json() for neighbour in neighbours]}
-            | extra
-        )
+        document = run.json if job is None else job.as_json()
+        print_json(document | {"neighbours": [neighbour.as_json() for neighbour in neighbours]})
     else:
         if job is not None:
             say_launch(job)
-        _show_plan(run, neighbours, front, verbose)
+        _show_plan(run, neighbours, verbose)
     code = say_why_not(run)
     code = code if job is None else exit_code_with_launch(job, code)
     if code == 0 and locks:
@@ -137,22 +129,18 @@ def _after_plan(
     return _steps_after_plan(run, words) if code == 0 else repair_steps(run)
 
 
-def _show_plan(
-    run: PlannedRun, neighbours: Sequence[Neighbour], front: Sequence[Candidate] | None, verbose: bool
-) -> None:
+def _show_plan(run: PlannedRun, neighbours: Sequence[Neighbour], verbose: bool) -> None:
     from llmlaunch.report.check_screen import plan_screen
-    from llmlaunch.report.plan_text import front_text, plan_text
+    from llmlaunch.report.plan_text import plan_text
     from llmlaunch.report.terminal import shown_on
     from llmlaunch.report.text import print_verdict
 
     if verbose:
-        print_verdict(plan_text(run.recipe, run.plan, neighbours, front), run.plan.verdict_with_budget)
+        print_verdict(plan_text(run.recipe, run.plan, neighbours), run.plan.verdict_with_budget)
         for line in placement_lines(run):
             say(line)
         return
     click.echo(plan_screen(run.recipe, run.plan, neighbours, shown_on()))
-    for line in [] if front is None else front_text(run.plan, front):
-        say(line)
 
 
 def _steps_after_plan(run: PlannedRun, words: tuple[str, ...]) -> Steps:

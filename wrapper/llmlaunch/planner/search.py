@@ -375,15 +375,3 @@ def _ranking(
     )
     first: IntColumn = index[np.lexsort((*ties, np.round(by[index], 12)))][:RANKED]
     return first
-
-
-def pareto(result: SearchResult) -> IntColumn:
-    """Return the indices of the safe layouts that nothing beats in both step time and head-room, fastest first: each
-    next one is slower and leaves more free. Of layouts equal in both the first stands for all."""
-    safe = np.flatnonzero(result.safe)
-    filled = result.device_bytes[safe]
-    order = np.lexsort((safe, filled, np.round(result.step_seconds[safe], 12)))
-    filled = filled[order]
-    least_before = np.concatenate([[np.inf], np.minimum.accumulate(filled)])[: len(filled)]
-    front: IntColumn = safe[order[filled < least_before]]
-    return front

@@ -25,14 +25,11 @@ from llmlaunch.report.length_text import length_lines
 from llmlaunch.report.plan_sentences import headroom_sentence, job_text, neighbour_row, verdict_words
 from llmlaunch.report.text import signed_percent, table
 from llmlaunch.rundir.values import counted
-from llmlaunch.units import GIB, gib
+from llmlaunch.units import gib
 from llmlaunch.verdicts import SAFE, TIGHT, UNKNOWN, UNSAFE
 
 if TYPE_CHECKING:
     from llmlaunch.planner.neighbours import Neighbour
-
-
-SHOWN_STEP_BYTES = GIB  # the front as text shows a layout where it frees at least so much more
 
 
 def check_text(recipe: Recipe, plan: Plan) -> str:
@@ -52,16 +49,12 @@ def _searched(plan: Plan) -> str:
     return f"{searched}; {f'{count:,} {are} legal and {safe}' if count else 'none is safe'}"
 
 
-def plan_text(
-    recipe: Recipe, plan: Plan, neighbours: Sequence[Neighbour] = (), front: Sequence[Candidate] | None = None
-) -> str:
-    """What `llmlaunch plan` prints: the same, with the runners-up, the neighbours, the Pareto front where it is asked
-    for, and every reason for refusal."""
+def plan_text(recipe: Recipe, plan: Plan, neighbours: Sequence[Neighbour] = ()) -> str:
+    """What `llmlaunch plan` prints: the same, with the runners-up, the neighbours, and every reason for refusal."""
     parts = [
         _figures(recipe, plan),
         _alternatives(plan),
         neighbours_text(plan, neighbours),
-        [] if front is None else front_text(plan, front),
         [*_refused_text(plan), *_small_print(plan)],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -380,31 +373,6 @@ def neighbours_text(plan: Plan, neighbours: Sequence[Neighbour]) -> list[str]:
         return []
     lines = table(["", "time", "GiB to spare"], [row for row, _ in rows], remarks=[remark for _, remark in rows])
     return ["Neighbours of this layout: one choice changed, data parallelism takes up the rest", lines]
-
-
-def front_text(plan: Plan, front: Sequence[Candidate]) -> list[str]:
-    """The Pareto front, thinned for a person: a layout is shown where it frees a GiB more than the last one shown, and
-    the one that frees the most of all."""
-    shown: list[Candidate] = []
-    for candidate in front:
-        if not shown or shown[-1].device_bytes - candidate.device_bytes >= SHOWN_STEP_BYTES or candidate is front[-1]:
-            shown.append(candidate)
-    if not shown:
-        return ["Pareto front: empty, no layout is safe"]
-    rows = [
-        [
-            candidate.describe(),
-            f"{candidate.step_seconds:.2f}",
-            signed_percent(candidate.step_seconds / front[0].step_seconds - 1),
-            gib(plan.limit.limit_bytes - candidate.device_bytes),
-        ]
-        for candidate in shown
-    ]
-    return [
-        f"Pareto front of step time against head-room: {len(front)} {plan.verdict} layouts that none beats in both"
-        + (f", {len(shown)} shown (each at least 1 GiB apart; --json has all)" if len(shown) < len(front) else ""),
-        table(["", "s/step", "time", "GiB to spare"], rows),
-    ]
 
 
 def _refused_text(plan: Plan) -> list[str]:
