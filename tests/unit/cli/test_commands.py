@@ -302,8 +302,7 @@ def test_the_command_line_is_frozen_a_new_option_is_a_decision() -> None:
         "init": ["as_json", "cluster", "names", "number", "output", "partition", "settings", "show", "site", "source"],
         "check": [
             *("as_json", "cluster", "megatron_args", "number", "overrides", "recipe", "replan", "settings", "verbose")],
-        "plan": [*("as_json", "cluster", "html", "locks", "number", "overrides", "recipe", "settings", "verbose"),
-            "with_front"],
+        "plan": ["as_json", "cluster", "html", "locks", "number", "overrides", "recipe", "settings", "verbose"],
         "compare": ["as_json", "cluster", "clusters", "nodes", "number", "overrides", "prices", "recipe", "settings"],
         "diff": ["as_json", "cluster", "first", "number", "second", "settings"],
         "render": ["as_json", "output", "overrides", "recipe", "replan"],
