@@ -27,100 +27,104 @@ MOST_INSTRUCTIONS = 5_000_000
 
 MOST_LARGE_KEYS = 1000
 
-_PROTOCOLS = (2, 3, 4)
+DAMAGE = (IndexError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError, OverflowError)
+"""What an instruction raises on a damaged file."""
 
 
 def load_plain(content: bytes) -> Any:
     """Return the value of a pickle. Raises ValueError for one that is damaged, too long, or holds more than dicts,
     lists, tuples, text, numbers, booleans and None."""
     try:
-        return _Machine(content).run()
-    except (IndexError, KeyError, TypeError, struct.error, UnicodeDecodeError, OverflowError) as error:
+        return Machine(content, PLAIN_INSTRUCTIONS).run(MOST_INSTRUCTIONS)
+    except DAMAGE as error:
         raise ValueError(f"is no plain pickle: {type(error).__name__}") from None
 
 
-class _Machine:
-    """The stack, the memo and the place in the file."""
+class Machine:
+    """The stack, the memo and the place in the file. A subclass may know more protocols and instructions."""
 
-    def __init__(self, content: bytes) -> None:
+    protocols: tuple[int, ...] = (2, 3, 4)
+
+    def __init__(self, content: bytes, instructions: dict[int, Callable[[Any], None]]) -> None:
+        self._instructions = instructions
         self._content = content
         self._place = 0
-        self._stack: list[Any] = []
+        self.stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         self._large_keys = 0
 
-    def run(self) -> Any:
-        for _ in range(MOST_INSTRUCTIONS):
+    def run(self, most_instructions: int) -> Any:
+        for _ in range(most_instructions):
             code = self._content[self._place]
             self._place += 1
             if code == 0x2E:  # STOP
-                return self._stack[-1]
-            instruction = _INSTRUCTIONS.get(code)
+                return self.stack[-1]
+            instruction = self._instructions.get(code)
             if instruction is None:
                 raise ValueError(f"is no plain pickle: instruction 0x{code:02x} is not allowed")
             instruction(self)
-        raise ValueError(f"not read: it has more than {MOST_INSTRUCTIONS:,} instructions")
+        raise ValueError(f"not read: it has more than {most_instructions:,} instructions")
 
-    def _take(self, count: int) -> bytes:
+    def take(self, count: int) -> bytes:
         content = self._content[self._place : self._place + count]
         if len(content) != count:
             raise ValueError("is no plain pickle: it is cut short")
         self._place += count
         return content
 
-    def _number(self, form: struct.Struct) -> Any:
+    def number(self, form: struct.Struct) -> Any:
         (value,) = form.unpack_from(self._content, self._place)
         self._place += form.size
         return value
 
-    def _push(self, value: Any) -> None:
-        self._stack.append(value)
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
 
-    def _since_mark(self) -> list[Any]:
+    def since_mark(self) -> list[Any]:
         start = self._marks.pop()
-        values = self._stack[start:]
-        del self._stack[start:]
+        values = self.stack[start:]
+        del self.stack[start:]
         return values
 
     def protocol(self) -> None:
-        if self._content[self._place] not in _PROTOCOLS:
+        if self._content[self._place] not in self.protocols:
             raise ValueError("is no plain pickle: its protocol is unknown")
         self._place += 1
 
     def skip_frame(self) -> None:
-        self._take(8)  # its length
+        self.take(8)  # its length
 
     def mark(self) -> None:
-        self._marks.append(len(self._stack))
+        self._marks.append(len(self.stack))
 
     def text(self, form: struct.Struct) -> None:
-        self._push(self._take(self._number(form)).decode("utf-8", "surrogatepass").encode("utf-8", "replace").decode())
+        self.push(self.take(self.number(form)).decode("utf-8", "surrogatepass").encode("utf-8", "replace").decode())
 
     def long(self) -> None:
-        self._push(int.from_bytes(self._take(self._content[self._place] + 1)[1:], "little", signed=True))
+        self.push(int.from_bytes(self.take(self._content[self._place] + 1)[1:], "little", signed=True))
 
     def put(self, form: struct.Struct) -> None:
-        self._memo[self._number(form)] = self._stack[-1]
+        self._memo[self.number(form)] = self.stack[-1]
 
     def memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
+        self._memo[len(self._memo)] = self.stack[-1]
 
     def get(self, form: struct.Struct) -> None:
-        self._push(self._memo[self._number(form)])
+        self.push(self._memo[self.number(form)])
 
     def append(self, several: bool) -> None:
-        values = self._since_mark() if several else [self._stack.pop()]
-        self._container(list).extend(values)
+        values = self.since_mark() if several else self.popped(1)
+        self.container(list).extend(values)
 
     def set_items(self, several: bool) -> None:
-        values = self._since_mark() if several else [self._stack.pop() for _ in range(2)][::-1]
-        mapping = self._container(dict)
+        values = self.since_mark() if several else self.popped(2)
+        mapping = self.container(dict)
         for place in range(0, len(values), 2):
-            self._check_key(values[place])
+            self.check_key(values[place])
             mapping[values[place]] = values[place + 1]
 
-    def _check_key(self, key: object) -> None:
+    def check_key(self, key: object) -> None:
         """Raise ValueError for what is no text or whole number, and for too many numbers beyond 64 bits: a dict of
         those that differ by multiples of 2**61 - 1, which all have one hash, takes the square of their number."""
         if isinstance(key, str):
@@ -131,50 +135,50 @@ class _Machine:
         if self._large_keys > MOST_LARGE_KEYS:
             raise ValueError(f"not read: it has more than {MOST_LARGE_KEYS:,} keys that do not fit 64 bits")
 
-    def _container(self, kind: type) -> Any:
-        container = self._stack[-1]
+    def container(self, kind: type) -> Any:
+        container = self.stack[-1]
         if type(container) is not kind:
             raise ValueError(f"is no plain pickle: expected a {kind.__name__}")
         return container
 
-    def tuple_of(self, count: int) -> None:
-        if len(self._stack) < count:
+    def popped(self, count: int) -> list[Any]:
+        if len(self.stack) < count:
             raise ValueError("is no plain pickle: it is damaged")
-        values = tuple(self._stack[len(self._stack) - count :])
-        del self._stack[len(self._stack) - count :]
-        self._push(values)
+        values = self.stack[len(self.stack) - count :]
+        del self.stack[len(self.stack) - count :]
+        return values
 
 
-_BYTE, _SHORT, _INT, _UNSIGNED, _LENGTH, _FLOAT = (struct.Struct(form) for form in ("<B", "<H", "<i", "<I", "<Q", ">d"))
-_INSTRUCTIONS: dict[int, Callable[[_Machine], None]] = {
-    0x80: _Machine.protocol,
-    0x95: _Machine.skip_frame,
-    ord("("): _Machine.mark,
-    ord("N"): lambda machine: machine._push(None),
-    0x88: lambda machine: machine._push(True),
-    0x89: lambda machine: machine._push(False),
-    ord("}"): lambda machine: machine._push({}),
-    ord("]"): lambda machine: machine._push([]),
-    ord(")"): lambda machine: machine._push(()),
-    ord("K"): lambda machine: machine._push(machine._number(_BYTE)),
-    ord("M"): lambda machine: machine._push(machine._number(_SHORT)),
-    ord("J"): lambda machine: machine._push(machine._number(_INT)),
-    ord("G"): lambda machine: machine._push(machine._number(_FLOAT)),
-    0x8A: _Machine.long,
-    ord("X"): lambda machine: machine.text(_UNSIGNED),
-    0x8C: lambda machine: machine.text(_BYTE),
-    0x8D: lambda machine: machine.text(_LENGTH),
-    ord("q"): lambda machine: machine.put(_BYTE),
-    ord("r"): lambda machine: machine.put(_UNSIGNED),
-    0x94: _Machine.memoize,
-    ord("h"): lambda machine: machine.get(_BYTE),
-    ord("j"): lambda machine: machine.get(_UNSIGNED),
+BYTE, _SHORT, _INT, UNSIGNED, LENGTH, _FLOAT = (struct.Struct(form) for form in ("<B", "<H", "<i", "<I", "<Q", ">d"))
+PLAIN_INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
+    0x80: Machine.protocol,
+    0x95: Machine.skip_frame,
+    ord("("): Machine.mark,
+    ord("N"): lambda machine: machine.push(None),
+    0x88: lambda machine: machine.push(True),
+    0x89: lambda machine: machine.push(False),
+    ord("}"): lambda machine: machine.push({}),
+    ord("]"): lambda machine: machine.push([]),
+    ord(")"): lambda machine: machine.push(()),
+    ord("K"): lambda machine: machine.push(machine.number(BYTE)),
+    ord("M"): lambda machine: machine.push(machine.number(_SHORT)),
+    ord("J"): lambda machine: machine.push(machine.number(_INT)),
+    ord("G"): lambda machine: machine.push(machine.number(_FLOAT)),
+    0x8A: Machine.long,
+    ord("X"): lambda machine: machine.text(UNSIGNED),
+    0x8C: lambda machine: machine.text(BYTE),
+    0x8D: lambda machine: machine.text(LENGTH),
+    ord("q"): lambda machine: machine.put(BYTE),
+    ord("r"): lambda machine: machine.put(UNSIGNED),
+    0x94: Machine.memoize,
+    ord("h"): lambda machine: machine.get(BYTE),
+    ord("j"): lambda machine: machine.get(UNSIGNED),
     ord("a"): lambda machine: machine.append(several=False),
     ord("e"): lambda machine: machine.append(several=True),
     ord("s"): lambda machine: machine.set_items(several=False),
     ord("u"): lambda machine: machine.set_items(several=True),
-    0x85: lambda machine: machine.tuple_of(1),
-    0x86: lambda machine: machine.tuple_of(2),
-    0x87: lambda machine: machine.tuple_of(3),
-    ord("t"): lambda machine: machine._push(tuple(machine._since_mark())),
+    0x85: lambda machine: machine.push(tuple(machine.popped(1))),
+    0x86: lambda machine: machine.push(tuple(machine.popped(2))),
+    0x87: lambda machine: machine.push(tuple(machine.popped(3))),
+    ord("t"): lambda machine: machine.push(tuple(machine.since_mark())),
 }
