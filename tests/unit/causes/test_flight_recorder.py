@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmlaunch.causes import flight_recorder, hang_roots
+from llmlaunch.causes import flight_recorder, hang_blame
 from llmlaunch.causes.flight_recorder import dump_of, read_dumps
-from llmlaunch.causes.hang_roots import TooManyRanks, find_roots
+from llmlaunch.causes.hang_blame import TooManyRanks, find_roots
 from llmlaunch.rundir import plain_pickle
 from support.flight_dumps import Recorder, write_dumps
 from support.hostile_dumps import EMPTY_DICT, MARK, SET_ITEMS, dump_with, nested, shared_lists, text
@@ -184,7 +184,7 @@ def test_ranks_that_a_dump_makes_up_are_not_looked_for_without_end(monkeypatch: 
     recorder = Recorder(0, {"0": list(range(5000))})
     for number in range(1, 10):
         recorder.collective("0", number, "scheduled")
-    monkeypatch.setattr(hang_roots, "MOST_STEPS", 4000)
+    monkeypatch.setattr(hang_blame, "MOST_STEPS", 4000)
     with pytest.raises(TooManyRanks, match="not judged: it would take more than 4,000 steps"):
         find_roots({0: dump_of(recorder.content(), 0)})
 
@@ -195,7 +195,7 @@ def test_what_thousands_of_ranks_wait_in_together_is_looked_at_once(monkeypatch:
     recorders = [Recorder(rank, {"0": ranks}) for rank in ranks[:-1]]
     for recorder in recorders:
         recorder.collective("0", 1, "started")
-    monkeypatch.setattr(hang_roots, "MOST_STEPS", len(ranks) ** 2 // 10)
+    monkeypatch.setattr(hang_blame, "MOST_STEPS", len(ranks) ** 2 // 10)
     found = find_roots({recorder.rank: dump_of(recorder.content(), recorder.rank) for recorder in recorders})
     assert found is not None
     assert (found.kind, found.ranks, found.waiting) == ("absent", (399,), 399)
@@ -207,6 +207,6 @@ def test_a_rank_with_open_receives_from_thousands_is_looked_through_once() -> No
     senders = [Recorder(rank, {"0": ranks}) for rank in (1, 2)]
     for rank in ranks[1:]:
         receiver.recv("0", rank, 1, "started")
-    facts = hang_roots._Facts({r.rank: dump_of(r.content(), r.rank) for r in (receiver, *senders)}, frozenset())
+    facts = hang_blame._Facts({r.rank: dump_of(r.content(), r.rank) for r in (receiver, *senders)}, frozenset())
     assert facts.absent() is not None
     assert set(facts._between) <= {0, 1, 2}  # sorted by peer once for each rank, however many it waits for

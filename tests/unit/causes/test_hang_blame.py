@@ -12,7 +12,7 @@ import pytest
 
 from llmlaunch.causes.attempt_cause import cause_of
 from llmlaunch.causes.flight_recorder import dump_of
-from llmlaunch.causes.hang_roots import Roots, find_roots
+from llmlaunch.causes.hang_blame import Roots, find_roots
 from llmlaunch.rundir.attempt import Attempt
 from support.flight_dumps import Recorder, write_dumps
 

@@ -10,8 +10,8 @@ import pytest
 from llmlaunch.causes.cause import advice, cause
 from llmlaunch.causes.cause_kind import NOBODY
 from llmlaunch.causes.kinds import KINDS, kind_of, kinds_where
+from llmlaunch.causes.log_scan import HARDWARE_XIDS
 from llmlaunch.causes.patterns import SLURM_PATTERNS, SLURM_STATES, frames, patterns
-from llmlaunch.causes.xids import HARDWARE_XIDS
 from support.cause_table import PAGES
 
 RECORDS: tuple[dict[str, Any], ...] = (

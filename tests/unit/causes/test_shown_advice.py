@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmlaunch.causes.cause import advice
+from llmlaunch.causes.cause import advice, advice_to
 from llmlaunch.causes.kinds import KINDS
-from llmlaunch.causes.shown_advice import advice_to
 
 
 def test_no_resume_and_no_key_of_a_recipe_to_who_started_the_job() -> None:

@@ -28,10 +28,10 @@ from llmlaunch.launchers.submit_mark import was_submitting
 from llmlaunch.rundir.memory_files import attempt_summary
 from llmlaunch.rundir.run import run_history
 from llmlaunch.store.read_directory import read_directory
-from llmlaunch.watch.events import EventReader
+from llmlaunch.watch.follow import EventReader
 from llmlaunch.watch.frames import RunsFrame
+from llmlaunch.watch.loop import JsonView, LineView
 from llmlaunch.watch.run_reader import RunReader
-from llmlaunch.watch.views import JsonView, LineView
 from support.command_line import CommandLine
 from support.soak import SOAK
 from support.store_run_dirs import ATTEMPT, STARTED, RunDir, gpu

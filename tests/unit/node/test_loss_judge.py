@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmlaunch.frameworks.logs import any_script_lines, known_trainers_lines
-from llmlaunch.node.loss_judge import NOT_FINITE_LINES, SPIKE_LINES, LossJudge
+from llmlaunch.node.watchdog import NOT_FINITE_LINES, SPIKE_LINES, LossJudge
 from llmlaunch.rundir.step_lines import Step, StepLines
 from support.step_lines import parser_of
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.node.pace import GpuWindow, PaceJudge, windows_of
-from llmlaunch.node.pace_watch import LATE_WINDOWS, READS_A_MINUTE
+from llmlaunch.node.pace import LATE_WINDOWS, READS_A_MINUTE, GpuWindow, PaceJudge, windows_of
 from llmlaunch.node.window_clock import WINDOW_SECONDS
 from llmlaunch.rundir.slow_devices import SlowDevice, slow_devices
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.node.allocation import next_nodes
-from llmlaunch.node.restart_policy import Facts, decide
-from llmlaunch.node.smaller_layouts import cost_of_fewer_nodes, layout_on, node_counts
+from llmlaunch.node.restart_policy import Facts, cost_of_fewer_nodes, decide, layout_on, node_counts
 from support.node_rig import ATTEMPT, NODE, NodeRig
 
 NODES = [f"n{number}" for number in range(16)]

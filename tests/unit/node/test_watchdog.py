@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmlaunch.node import watchdog as module
-from llmlaunch.node.loss_judge import LossJudge
-from llmlaunch.node.watchdog import Clock
+from llmlaunch.node.watchdog import Clock, LossJudge
 from llmlaunch.rundir.step_lines import Step
 from support.node_rig import ATTEMPT, PATIENCE_SECONDS
 from support.watched_step import Watched

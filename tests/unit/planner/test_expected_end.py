@@ -21,7 +21,7 @@ from llmlaunch.planner.expected_end import (
 from llmlaunch.planner.outlook import ExpectedEnd
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.report.length_text import length_lines
+from llmlaunch.report.plan_text import length_lines
 from llmlaunch.units import DAY, HOUR
 from support.plans import gallery_setting, plan_of
 from support.recipes import recipe_of, small

@@ -26,7 +26,7 @@ from llmlaunch.findings import Finding
 from llmlaunch.frameworks.megatron.saved_job import megatron_job
 from llmlaunch.frameworks.pickle_outline import Outline, read_outline
 from llmlaunch.layout import Layout
-from llmlaunch.readiness import checkpoint_match
+from llmlaunch.readiness import checkpoints
 from llmlaunch.readiness.checkpoints import mismatches
 from llmlaunch.recipe.load import load_recipe
 from support.recipes import recipe_text
@@ -413,9 +413,9 @@ def test_a_folder_of_very_many_files_is_not_walked_through(tmp_path: Path, monke
     saved = megatron_folder(tmp_path / "saved", [])
     (saved / "__1_0.distcp").unlink()
     assert "it may be another model's" in only(found(tmp_path, "megatron-lm", SHARED))
-    monkeypatch.setattr(checkpoint_match, "MOST_WEIGHED_FILES", 1)
+    monkeypatch.setattr(checkpoints, "MOST_WEIGHED_FILES", 1)
     assert found(tmp_path, "megatron-lm", SHARED) == []
-    monkeypatch.setattr(checkpoint_match, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(checkpoints, "MOST_ENTRIES", 2)
     assert found(tmp_path, "megatron-lm", Layout(data=8)) == []
 
 

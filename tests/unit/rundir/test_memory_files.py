@@ -14,7 +14,7 @@ from llmlaunch.rundir.memory_files import WHOLE_BYTES, MemoryWatch, attempt_summ
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary, still_whole, summary_of_json
 from llmlaunch.store.read_directory import RunRead, read_directory
 from llmlaunch.watch import gauges
-from llmlaunch.watch.events import EventReader
+from llmlaunch.watch.follow import EventReader
 from llmlaunch.watch.run_reader import RunReader
 from support.store_run_dirs import ATTEMPT, GIB, STARTED, RunDir, gpu, tear_record
 

@@ -12,8 +12,7 @@ from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store
 from llmlaunch.store.location import where
 from llmlaunch.store.reading import stop_rate
-from llmlaunch.store.run_outcome import AttemptCauses, AttemptOutcome
-from llmlaunch.store.run_stops import stop_columns
+from llmlaunch.store.run_outcome import AttemptCauses, AttemptOutcome, stop_columns
 from support.store_run_dirs import STARTED, RunDir
 
 RUN = {"measurement": {"gpu": "H100", "world_size": 16}}

@@ -14,7 +14,7 @@ from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.run_status import RunStatus
 from llmlaunch.units import GIB
 from llmlaunch.watch import gauges
-from llmlaunch.watch.events import SOCKETS, EventReader
+from llmlaunch.watch.follow import SOCKETS, EventReader
 from llmlaunch.watch.model import WatchedRun
 
 # A run that does not say which stage is whose: the prediction is the worst stage's.

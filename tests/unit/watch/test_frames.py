@@ -16,8 +16,8 @@ from rich.screen import Screen
 
 from llmlaunch.units import GIB
 from llmlaunch.watch.frames import BLOCKS, Bar, RunsFrame, alarm, sparkline
+from llmlaunch.watch.loop import changes
 from llmlaunch.watch.model import Gauge, WatchedRun
-from llmlaunch.watch.views import changes
 from support.soak import examples
 
 NOW = 1000.0

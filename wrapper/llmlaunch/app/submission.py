@@ -183,7 +183,7 @@ def refuse_elsewhere(recipe: Recipe, why: str) -> None:
 def idle_trainer_bytes(recipe: Recipe, notify: Notify) -> int | None:
     """Return the measured bytes of an idle trainer under the interpreter of a local run, where the peak is resident
     memory; else None."""
-    from llmlaunch.launchers.idle_trainer import measured_baseline
+    from llmlaunch.launchers.local import measured_baseline
 
     python = recipe.python or os.environ.get(INTERPRETER_VARIABLE) or sys.executable
     if recipe.cluster.accelerator.kind != "cpu" or not recipe.backend.traits.ships_trainer:

@@ -65,7 +65,7 @@ _ROWS = (
         "xid",
         "a GPU failed",
         "another Xid that NVIDIA's catalogue answers with a reset, a restart or a call: `HARDWARE_XIDS` in "
-        "`causes/xids.py`",
+        "`causes/log_scan.py`",
     ),
     _bad_node(
         "nvlink",

@@ -74,9 +74,8 @@ def follow_sweep(submissions: Sequence[Submission], json_on_stdout: bool) -> int
 def watch_runs(submissions: Sequence[Submission], as_json: bool, interval_seconds: float) -> int:
     """Watch runs until all have ended, or Ctrl-C: drawn in place on a terminal, a line for each change in a pipe. What
     one run became is summed up when it has ended. Return 1 where one of them ended without success."""
-    from llmlaunch.watch.loop import StatePoller, View, watch
+    from llmlaunch.watch.loop import JsonView, LineView, StatePoller, View, watch
     from llmlaunch.watch.run_reader import RunReader
-    from llmlaunch.watch.views import JsonView, LineView
 
     poller = StatePoller(submissions, notify)
     readers = [RunReader(submission) for submission in submissions]
@@ -84,7 +83,7 @@ def watch_runs(submissions: Sequence[Submission], as_json: bool, interval_second
     shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     screen = Screen(sys.stdout)
     if screen.live and not as_json:
-        from llmlaunch.watch.terminal import TerminalView
+        from llmlaunch.watch.frames import TerminalView
 
         view = terminal = TerminalView()
         shown = terminal.shown()

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from llmlaunch.cli.finite_range import FiniteRange
-from llmlaunch.cli.output import notify
+from llmlaunch.cli.output import FiniteRange, notify
 from llmlaunch.errors import UserError
 
 

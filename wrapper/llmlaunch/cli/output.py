@@ -20,6 +20,7 @@ import click
 from llmlaunch.cli.waiting import waiting_line_erased
 from llmlaunch.errors import OutputLost
 from llmlaunch.report.terminal import filled, shown_on
+from llmlaunch.rundir.foreign_values import number_in
 from llmlaunch.rundir.values import printable
 
 ASKED_ON = "llmlaunch.on"
@@ -170,3 +171,12 @@ def redirect_to_null(stream: TextIO) -> None:
         void = os.open(os.devnull, os.O_WRONLY)
         os.dup2(void, stream.fileno())
         os.close(void)
+
+
+class FiniteRange(click.FloatRange):
+    """A finite decimal number within bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and number_in(value) is None:
+            self.fail(f"{value[:40]!r} is no finite number", param, ctx)
+        return super().convert(value, param, ctx)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from llmlaunch.app.run_lookup import directory_of, note_ends, ongoing_directories, submission_in
-from llmlaunch.cli.finite_range import FiniteRange
 from llmlaunch.cli.next_steps import Step, after_end, run_path, while_going_on, while_it_is
 from llmlaunch.cli.on_host import HostCommand
-from llmlaunch.cli.output import notify, print_json, say, say_next, say_next_of_table
+from llmlaunch.cli.output import FiniteRange, notify, print_json, say, say_next, say_next_of_table
 from llmlaunch.cli.waiting import waiting_for
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import PHASES

@@ -30,7 +30,7 @@ from llmlaunch.cli.planning import (
 )
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.errors import NoVerdict
-from llmlaunch.report.no_verdict_screen import no_verdict_screen
+from llmlaunch.report.check_screen import no_verdict_screen
 from llmlaunch.report.terminal import shown_on
 from llmlaunch.rundir.values import to_type
 from llmlaunch.verdicts import UNKNOWN

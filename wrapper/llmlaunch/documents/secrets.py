@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from llmlaunch.causes.redaction import KNOWN_SECRETS
-from llmlaunch.causes.secret_arguments import without_arguments
+from llmlaunch.causes.redaction import KNOWN_SECRETS, without_arguments
 from llmlaunch.documents.keys import dotted
 from llmlaunch.documents.yaml_strict import Document, KeyPath
 

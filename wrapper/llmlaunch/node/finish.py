@@ -49,11 +49,11 @@ from .restart_policy import (
     layout_of,
     made_a_step,
     may_restart_here,
+    node_counts,
     of_this_submission,
 )
 from .rollback import bad_loss_of, checkpoint_before, rolls_back
 from .signals import signal_number
-from .smaller_layouts import node_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ from ..rundir.run import begun_attempts
 from ..rundir.run_file import ContainerRules, JobRules, read_run_file
 from . import slurm_steps
 from .begin import Beginning, begin, end_untrained
-from .containers import ContainerError, StepContainer
+from .containers import IMPORT_SECONDS, ContainerError, NodeImages, StepContainer, StepRunner
 from .event_loop import EventLoop
 from .files import note_in_attempt, say
 from .held_nodes import HeldNodes
@@ -30,7 +30,6 @@ from .job_checks import JobError, allocation_of, refuse_job
 from .line_writer import DiskThread
 from .node_channel import PREFLIGHT, PREFLIGHT_SECONDS, PREPARE
 from .node_environment import raise_open_files_limit
-from .node_images import IMPORT_SECONDS, NodeImages, StepRunner
 from .restart_policy import FIRST_LAYOUT, PREEMPTED, may_restart_here
 from .rollback import skip_argument
 from .training_step import NodeStep, StepEnd, open_log

@@ -187,8 +187,7 @@ class Observer:
 
     def _write_end(self, node: NodeObserver) -> list[str]:
         """Write how the command ended, and return what is to be reported if this observer reports for the job."""
-        from .observed_end import end_of, write_end
-        from .observed_report import claims_report, report_lines
+        from .observed_end import claims_report, end_of, report_lines, write_end
 
         record: ObservedEnd = {**self._start, **end_of(self._end)}
         if self._start["child"] is not None:

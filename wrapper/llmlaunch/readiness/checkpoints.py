@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmlaunch.findings import (
+    MOST_ENTRIES,
+    NOTE,
     Finding,
     doubtful,
     first_bytes,
@@ -25,9 +27,9 @@ from llmlaunch.frameworks.checkpoints import (
     checkpoint_bytes,
     tracker,
 )
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
-from llmlaunch.readiness.checkpoint_match import mismatch_findings
 from llmlaunch.readiness.written_folders import nearest_folder
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number
@@ -155,3 +157,47 @@ def _non_persistent_to_come(recipe: Recipe, folder: Path) -> int:
 def _saved_count(folder: Path) -> int:
     """How many checkpoints the folder holds already, by the names that the trainers give them."""
     return sum(1 for entry in folder_entries(folder) if SAVED_FOLDER.fullmatch(entry.name))
+
+
+# A checkpoint so many times smaller or larger than the model's is none of it, whatever its number formats.
+OTHER_MODEL = 4.0
+MOST_WEIGHED_FILES = 5_000
+
+
+def mismatch_findings(recipe: Recipe, layout: Layout, folder: Path) -> Iterator[Finding]:
+    """Yield why a job of this layout cannot load the checkpoint in `folder`, or would load something else with it."""
+    names = [entry.name for entry in folder_entries(folder)]
+    if not names or len(names) >= MOST_ENTRIES:
+        return
+    findings: list[Finding] = []
+    if recipe.backend.script is None:
+        findings = list(framework_of(recipe).checkpoint_findings(recipe, layout, folder, names))
+    yield from findings
+    if all(finding.kind == NOTE for finding in findings):
+        yield from _other_size(recipe, folder)
+
+
+def _other_size(recipe: Recipe, folder: Path) -> Iterator[Finding]:
+    """Yield that a checkpoint is much larger or smaller than the model's. The files of a very large one are not all
+    weighed."""
+    if recipe.techniques.adapters is not None or recipe.techniques.trained_layers is not None:
+        return
+    size, count, whole = 0, 0, checkpoint_bytes(recipe)
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            try:
+                size += (Path(parent) / file).stat().st_size
+            except OSError:
+                return
+        count += len(files)
+        if size > OTHER_MODEL * whole:
+            break
+        if count > MOST_WEIGHED_FILES:
+            return
+    if not whole / OTHER_MODEL <= size <= OTHER_MODEL * whole:
+        more = "more than " if size > OTHER_MODEL * whole else ""
+        yield doubtful(
+            KEY,
+            f"{folder} has {more}{gib(size)} GiB, and a checkpoint of {recipe.model.name} about {gib(whole)}: it may "
+            f"be another model's; {NEW_FOLDER}",
+        )

@@ -6,15 +6,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
+from typing import Any
 
 from llmlaunch.documents.secrets import is_secret_variable
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable, Reason, Word, flag_groups
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.checkpoints import skip_flag
+from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.shell import refuse_unwritable, shell_word, variable_name
-from llmlaunch.rendering.tracking import TRACKING_REASONS, tracking_environment
 from llmlaunch.rundir import file_names
 from llmlaunch.trainers import HOOK, MEMORY_PROBE
 
@@ -23,6 +24,13 @@ PROBE_FILE = "hook/llmlaunch_memory_probe.py"
 NODE_FILES = "LLMLAUNCH_NODE_FILES"  # the folder of a node's own with a copy of our scripts (node/training_node.py)
 FILES_OF_A_NODE = 512
 """Open files of a process beside its connections to other ranks: libraries, data, devices, pipes."""
+
+TRACKING_REASONS = {
+    "WANDB_PROJECT": Reason(("tracking.wandb.project",)),
+    "WANDB_ENTITY": Reason(("tracking.wandb.entity",)),
+    "WANDB_MODE": Reason(("tracking.wandb.mode",)),
+    "TENSORBOARD_LOGGING_DIR": Reason(("tracking.tensorboard",), "for Hugging Face's Trainer"),
+}
 
 OUR_VARIABLES = {
     "PYTHONUNBUFFERED": Reason(why="a line of the log appears when it is written"),
@@ -187,3 +195,43 @@ def _in_snapshot(word: str | NodeVariable, code_root: PurePath | None) -> str | 
 def if_a_path(name: str | None) -> str | None:
     """A tokenizer may be named by its path, or otherwise."""
     return name if name is not None and name.startswith("/") else None
+
+
+CONFIG_FILE = "wandb-config.json"  # beside the layout's run.json; a node copies it to where wandb.init looks
+
+
+def tracking_environment(recipe: Recipe) -> dict[str, str]:
+    """Return the variables of a tracked run that are known before it starts; each node adds its id, name and folder."""
+    run, folder = recipe.tracking.wandb, recipe.tensorboard
+    variables = {} if run is None else {"WANDB_PROJECT": run.project, "WANDB_MODE": run.mode}
+    if run is not None and run.entity is not None:
+        variables["WANDB_ENTITY"] = run.entity
+    trainer = recipe.backend.script is not None and recipe.backend.script_kind == "hugging-face"
+    return variables | ({"TENSORBOARD_LOGGING_DIR": folder} if folder is not None and trainer else {})
+
+
+def wandb_config(recipe: Recipe, plan: Plan) -> bytes:
+    """Return the prediction in the form of config-defaults.yaml, which wandb.init reads in the working directory,
+    whoever calls it (wandb/sdk/wandb_config.py _load_defaults, 0.31; the files of WANDB_CONFIG_PATHS end 0.31 with an
+    error)."""
+    ranks = plan.estimate.ranks
+    kinds = {plan.estimate.peak_kind: "device_bytes", "reserved": "reserved_bytes", "allocated": "allocated_bytes"}
+    predicted: dict[str, Any] = {
+        kind: {f"stage{rank.pipeline_rank}": getattr(rank, name) for rank in ranks} for kind, name in kinds.items()
+    }
+    host = plan.estimate.host_bytes_per_node
+    planned = {
+        "recipe": recipe.name,
+        "recipe_digest": recipe.digest,
+        "verdict": plan.verdict,
+        "nodes": recipe.nodes,
+        "layout": plan.layout.as_json(),
+        "techniques": plan.chosen.techniques.as_json(),
+        "predicted_bytes": predicted | ({} if host is None else {"host": host}),
+        "limit_bytes": plan.limit.limit_bytes,
+        "predicted_step_seconds": plan.chosen.step_seconds,
+        "predicted_tokens_per_second_per_gpu": plan.chosen.tokens_per_second_per_gpu,
+    }
+    from llmlaunch.documents.writing import json_bytes
+
+    return json_bytes({"wandb_version": 1, "llmlaunch": {"value": planned}})

@@ -19,7 +19,7 @@ from llmlaunch.planner.plan import Fallback, Plan, as_planned
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.arguments_json import arguments_json
-from llmlaunch.rendering.launch import SNAPSHOT_FOLDER, command_text, hook_files, launch_json
+from llmlaunch.rendering.launch import CONFIG_FILE, SNAPSHOT_FOLDER, command_text, hook_files, launch_json, wandb_config
 from llmlaunch.rendering.node_archive import node_archive
 from llmlaunch.rendering.provenance import Provenance, copy_snapshot, gather_provenance
 from llmlaunch.rendering.restarts import is_placed
@@ -32,7 +32,6 @@ from llmlaunch.rendering.run_json import (
     run_description,
 )
 from llmlaunch.rendering.scripts import job_json, job_script
-from llmlaunch.rendering.tracking import CONFIG_FILE, wandb_config
 from llmlaunch.rundir import file_names
 from llmlaunch.trainers import PREFLIGHT
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from llmlaunch.causes.cause import sentence
-from llmlaunch.causes.shown_advice import advice_to
+from llmlaunch.causes.cause import advice_to, sentence
 from llmlaunch.report.slurm_words import pending_advice
 from llmlaunch.report.text import one_line
 from llmlaunch.rundir.slow_devices import slow_devices

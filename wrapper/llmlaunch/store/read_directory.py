@@ -30,9 +30,9 @@ from llmlaunch.store.run_outcome import (
     failures_of,
     launched_by,
     run_state,
+    stop_columns,
 )
 from llmlaunch.store.run_records import AttemptRecords, oom_records, records_of
-from llmlaunch.store.run_stops import stop_columns
 from llmlaunch.store.runs import ONGOING, secrets_of, stored, stored_row, unix_seconds, worst_predicted
 from llmlaunch.store.sick_nodes import Failure
 

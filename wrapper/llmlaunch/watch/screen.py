@@ -52,7 +52,7 @@ class Screen:
         """Within, a terminal has the lines of `show` below all others. They are erased at the end."""
         with contextlib.ExitStack() as stack:
             if self.live:
-                from llmlaunch.watch.terminal import drawn, live_view
+                from llmlaunch.watch.frames import drawn, live_view
 
                 with self._outliving_its_reader():
                     self._view = stack.enter_context(drawn(live_view(self._stream, screen=False)))
