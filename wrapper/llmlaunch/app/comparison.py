@@ -56,7 +56,6 @@ class ComparedCluster:
 
     @property
     def usd(self) -> float | None:
-        """The price of these hours."""
         hours, price = self.gpu_hours, self.usd_per_device_hour
         return None if hours is None or price is None else hours * price
 
@@ -90,7 +89,6 @@ class Comparison:
 
     @property
     def verdicts(self) -> frozenset[str]:
-        """The verdicts of the cells that have a plan."""
         return frozenset(cell.run.verdict for cell in self.cells if cell.run is not None)
 
     def best(self, figure: str) -> ComparedCluster | None:
@@ -140,7 +138,6 @@ def compare(
 
 
 def _prices(clusters: Sequence[str], prices: Mapping[str, float]) -> Iterator[tuple[str, float | None]]:
-    """Yield each cluster with its price."""
     for name in prices:
         if name not in clusters:
             raise UserError(f"--price {name}: is not among --clusters {','.join(clusters)}; name one of them")

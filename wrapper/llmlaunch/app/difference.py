@@ -152,7 +152,6 @@ def _described_recipe(name: str, notify: Notify) -> Described:
 
 
 def _described_plan(name: str, keys: Leaves, run: PlannedRun) -> Described:
-    """A recipe with its plan."""
     versions = {"llmlaunch": __version__, run.recipe.backend.name: run.recipe.backend.runs_version}
     return Described(
         name,

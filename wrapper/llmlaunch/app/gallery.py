@@ -70,7 +70,6 @@ def _entry(recipe: Recipe) -> GalleryEntry:
 
 
 def _needs(recipe: Recipe) -> tuple[str, ...]:
-    """Return what must be there before it can be submitted."""
     from llmlaunch.frameworks.registry import framework_of
 
     if recipe.cluster.accelerator.kind == "cpu":

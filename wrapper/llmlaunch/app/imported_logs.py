@@ -260,7 +260,6 @@ def _written(name: str, value: object) -> tuple[str, ...]:
 
 
 def _nodes(log: TrainingLog, cluster: Cluster, place: str) -> tuple[int, int]:
-    """Return the number of nodes and of the devices of each that were used."""
     world = log.values.get("world_size")
     if type(world) is not int or world < 1:
         raise UserError(f"{place}: its arguments do not name world_size; give the job's recipe with --recipe")

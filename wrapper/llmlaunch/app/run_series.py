@@ -173,7 +173,6 @@ def _monitor_lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _samples(file: Any, size: int) -> Iterator[bytes]:
-    """Whole lines from places all over the file."""
     for number in range(SAMPLES):
         file.seek(size * number // SAMPLES)
         file.readline(2**20)

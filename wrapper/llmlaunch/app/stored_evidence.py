@@ -3,9 +3,9 @@ peaks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmlaunch.app.messages import Notify
 from llmlaunch.calibration.comparable_runs import (
@@ -27,7 +27,7 @@ from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.models.shape import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe
-from llmlaunch.store.location import existing_store, stored_json
+from llmlaunch.store.location import Location, existing_store, stored_json
 
 if TYPE_CHECKING:
     from llmlaunch.app.measured_plans import OwnRuns
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from llmlaunch.planner.setting import Setting
     from llmlaunch.store.history import PastRun
     from llmlaunch.timing.correction import TimeCorrection
+
+T = TypeVar("T")
 
 
 class DamagedCalibration(UserError):
@@ -49,33 +51,37 @@ def stored_lessons(recipe: Recipe, notify: Notify) -> Lessons:
     If the store holds runs of the recipe, those that finished are collected first, once for all that is asked later.
     """
     _collect_own_runs(recipe, notify)
-    memory, location = _lessons_of_memory(recipe, notify), existing_store()
-    times = _time_calibration(recipe, notify)
-    lessons = memory if times is None else replace(memory, time=times.correction, time_error=times.after.mape)
-    if recipe.memory.calibration == NO_CALIBRATION or location is None:
+    lessons, times = _lessons_of_memory(recipe, notify), _time_calibration(recipe, notify)
+    if times is not None:
+        lessons = replace(lessons, time=times.correction, time_error=times.after.mape)
+    if recipe.memory.calibration == NO_CALIBRATION:
         return lessons
     from llmlaunch.store.reading import stop_rate
 
+    accelerator = recipe.cluster.accelerator.name
+    return _told(lambda store: replace(lessons, stops=stop_rate(store, accelerator)), lessons, notify)
+
+
+def _told(question: Callable[[Location], T], otherwise: T, notify: Notify) -> T:
+    """Return what the store says; `otherwise` if there is none or, with a warning, if it cannot be read."""
+    location = existing_store()
     try:
-        return replace(lessons, stops=stop_rate(location, recipe.cluster.accelerator.name))
+        return otherwise if location is None else question(location)
     except UserError as failure:
         notify(f"warning: measured runs are not used: {failure}")
-        return lessons
+        return otherwise
 
 
 def _collect_own_runs(recipe: Recipe, notify: Notify) -> None:
-    location = existing_store()
-    if location is None:
-        return
     from llmlaunch.store.reading import has_runs_of
 
-    try:
+    def collect(location: Location) -> None:
         if has_runs_of(location, recipe.digest, recipe.name):
             from llmlaunch.store.collect import open_collected
 
             open_collected(notify).close()
-    except UserError as failure:
-        notify(f"warning: measured runs are not used: {failure}")
+
+    _told(collect, None, notify)
 
 
 def _time_calibration(recipe: Recipe, notify: Notify) -> Calibration[TimeCorrection] | None:
@@ -141,16 +147,10 @@ def _risk(recipe: Recipe) -> float | None:
 
 
 def _has_runs(backend: str, notify: Notify) -> bool:
-    location = existing_store()
-    if location is None:
-        return False
     from llmlaunch.store.reading import has_measurements
 
-    try:
-        return has_measurements(location, [name for name, table in TABLES.items() if table == backend])
-    except UserError as failure:
-        notify(f"warning: measured runs are not used: {failure}")
-        return False
+    names = [name for name, table in TABLES.items() if table == backend]
+    return _told(lambda store: has_measurements(store, names), False, notify)
 
 
 def _own_runs(scores: Sequence[Score], recipe: Recipe) -> tuple[EvidenceRun, ...]:
@@ -191,11 +191,7 @@ def _calibration(recipe: Recipe, backend: str, notify: Notify) -> Calibration[Co
     if name == NO_CALIBRATION:
         return None
     if name == IN_USE:
-        try:
-            return stored_calibration(backend, accelerator)
-        except UserError as failure:
-            notify(f"warning: measured runs are not used: {failure}")
-            return None
+        return _told(lambda _: stored_calibration(backend, accelerator), None, notify)
     calibration = stored_calibration(backend, accelerator, name)
     key_path = f"{recipe.path}: memory.calibration: {name}"
     if calibration is None:
@@ -233,9 +229,6 @@ def stored_calibration(backend: str, accelerator: str, calibration_id: str | Non
 
 def _scores_in_store(recipe: Recipe, backend: str, notify: Notify) -> Sequence[Score]:
     """Price all runs in the store again, and return their scores on the recipe's accelerator."""
-    location = existing_store()
-    if location is None:
-        return []
     from llmlaunch.calibration.peaks import scores_of_records
     from llmlaunch.cluster.cards import machines
     from llmlaunch.store.collect import open_collected
@@ -243,24 +236,22 @@ def _scores_in_store(recipe: Recipe, backend: str, notify: Notify) -> Sequence[S
     from llmlaunch.store.measurements import contents
     from llmlaunch.store.reading import has_runs_of
 
-    try:
+    def records(location: Location) -> list[Any]:
         collected = has_runs_of(location, recipe.digest, recipe.name)
         with open_store(location) if collected else open_collected(notify) as store:
-            records = [stored_json(text) for text in reversed(contents(store))]
-    except UserError as failure:
-        notify(f"warning: measured runs are not used: {failure}")
-        return []
-    return scores_of_records(records, machines(), backend, recipe.cluster.accelerator.name)
+            return [stored_json(text) for text in reversed(contents(store))]
+
+    return scores_of_records(_told(records, [], notify), machines(), backend, recipe.cluster.accelerator.name)
 
 
 def with_stored_layouts(setting: Setting, notify: Notify) -> Setting:
     """Return the setting as `evidence.with_own_layouts` does, for a recipe that uses a calibration."""
-    try:
-        runs = _own_runs_of(setting)
-        rehearsals = (*(() if runs is None else runs.rehearsals), *_rehearsed_layouts(setting))
-    except UserError as failure:
-        notify(f"warning: measured runs are not used: {failure}")
-        return setting
+    return _told(lambda store: _with_layouts_of(setting, store), setting, notify)
+
+
+def _with_layouts_of(setting: Setting, location: Location) -> Setting:
+    runs = _own_runs_of(setting, location)
+    rehearsals = (*(() if runs is None else runs.rehearsals), *_rehearsed_layouts(setting, location))
     lessons = replace(setting.lessons, rehearsals=rehearsals) if rehearsals else setting.lessons
     if runs is None or not runs.steps:
         return setting if lessons is setting.lessons else replace(setting, lessons=lessons)
@@ -270,12 +261,10 @@ def with_stored_layouts(setting: Setting, notify: Notify) -> Setting:
     )
 
 
-def _own_runs_of(setting: Setting) -> OwnRuns | None:
-    recipe, location = setting.recipe, existing_store()
-    if location is None:
-        return None
+def _own_runs_of(setting: Setting, location: Location) -> OwnRuns | None:
     from llmlaunch.store.reading import has_runs_of
 
+    recipe = setting.recipe
     if not has_runs_of(location, recipe.digest, recipe.name):
         return None
     from llmlaunch.app.measured_plans import own_runs_of
@@ -287,8 +276,10 @@ def _own_runs_of(setting: Setting) -> OwnRuns | None:
     return own_runs_of(attempts, setting)
 
 
-def _rehearsed_layouts(setting: Setting) -> tuple[Rehearsal, ...]:
-    contents = _rehearsal_records(framework_of(setting.recipe).recorded_name(setting.recipe))
+def _rehearsed_layouts(setting: Setting, location: Location) -> tuple[Rehearsal, ...]:
+    from llmlaunch.store.reading import rehearsal_texts
+
+    contents = rehearsal_texts(location, framework_of(setting.recipe).recorded_name(setting.recipe))
     if not contents:
         return ()
     from llmlaunch.rehearsal.earlier import rehearsals_of
@@ -296,23 +287,11 @@ def _rehearsed_layouts(setting: Setting) -> tuple[Rehearsal, ...]:
     return rehearsals_of([stored_json(text) for text in contents], setting)
 
 
-def _rehearsal_records(backend: str) -> Sequence[str]:
-    location = existing_store()
-    if location is None:
-        return []
-    from llmlaunch.store.reading import rehearsal_texts
-
-    return rehearsal_texts(location, backend)
-
-
 def stored_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
     """Return the latest measured run from the store, as `evidence.last_true_peaks` does."""
-    location = existing_store()
-    if location is None:
-        return None
     from llmlaunch.store.reading import has_runs_of
 
-    try:
+    def peaks(location: Location) -> PastRun | None:
         if not has_runs_of(location, recipe.digest, recipe.name):
             return None
         from llmlaunch.store import history
@@ -320,6 +299,5 @@ def stored_peaks(recipe: Recipe, notify: Notify) -> PastRun | None:
 
         with open_store(location) as store:
             return history.last_true_peaks(store, recipe.digest, recipe.name)
-    except UserError as failure:
-        notify(f"warning: measured runs are not used: {failure}")
-        return None
+
+    return _told(peaks, None, notify)

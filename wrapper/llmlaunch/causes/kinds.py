@@ -491,5 +491,4 @@ def kind_of(cause: Mapping[str, Any] | None) -> CauseKind:
 
 
 def kinds_where(**fields: object) -> frozenset[str]:
-    """Return the names of the kinds whose rows have these values."""
     return frozenset(row.name for row in _ROWS if all(getattr(row, name) == value for name, value in fields.items()))

@@ -73,7 +73,6 @@ def with_first_crash(cause: Cause, made_a_step: bool, nodes: int) -> Cause:
 
 
 def with_slow_nodes(cause: Cause, slow: Sequence[SlowDevice]) -> Cause:
-    """Return the cause with a sign against each node that was slow when the attempt ended."""
     suspects = {node: set(kinds) for node, kinds in _suspects(cause).items()}
     for device in slow:
         suspects.setdefault(device.node, set()).add(_SLOW_SIGN)

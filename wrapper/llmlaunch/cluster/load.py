@@ -83,7 +83,6 @@ def _from_file(path: Path) -> Cluster:
 
 
 def _merged_file(path: Path, depth: int = 0) -> dict[str, Any]:
-    """Return the values of a profile over those of its bases."""
     document = read_document(path)
     refuse_secrets(document, document.value.get("not_secrets"))
     values = _with_absolute_matrix(validate(cluster_form(), document), path.parent)

@@ -124,7 +124,6 @@ def _partition(site: SlurmSite, kind: _Kind, wanted: str | None) -> Partition | 
 
 
 def _accounts(site: SlurmSite, partition: Partition | None) -> tuple[str, ...]:
-    """Return this user's accounts whose jobs the partition accepts."""
     allowed = () if partition is None else partition.accounts
     return tuple(name for name in site.accounts if not allowed or name in allowed)
 

@@ -123,7 +123,6 @@ def nearest_key(name: str, known_keys: Sequence[str]) -> list[str]:
 
 @cache
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Return the words of a kind of document."""
     return Vocabulary(**json.loads(path.read_text(encoding="utf-8")))
 
 

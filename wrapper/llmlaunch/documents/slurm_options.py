@@ -194,7 +194,6 @@ def _options() -> Mapping[str, Mapping[str, str]]:
 
 @functools.cache
 def _forms() -> Mapping[str, tuple[re.Pattern[str], str]]:
-    """Return the pattern of each form and how to write it."""
     return {name: (re.compile(form["pattern"], re.ASCII), form["write"]) for name, form in _data()["forms"].items()}
 
 

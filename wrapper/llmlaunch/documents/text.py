@@ -103,8 +103,6 @@ def _mount(text: str) -> str:
 
 
 def _word(pattern: re.Pattern[str], what: str) -> AfterValidator:
-    """Return a check that the text is one word of a kind."""
-
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
             raise ValueError(f"is not {what}")

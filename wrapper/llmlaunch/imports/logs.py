@@ -169,7 +169,6 @@ def _bounded(file: BinaryIO, collectors: Sequence[LogCollector]) -> Iterator[byt
 def _end_messages(
     messages: list[tuple[int, list[str], list[str]]], collector: LogCollector, all_of_them: bool = False
 ) -> None:
-    """Hand over the messages about memory that have all their lines."""
     ended = [message for message in messages if all_of_them or len(message[2]) >= MESSAGE_LINES]
     for message in ended:
         number, before, lines = message
@@ -219,7 +218,6 @@ def is_summary(document: Mapping[str, Any]) -> bool:
 
 
 def is_chart(columns: Sequence[str]) -> bool:
-    """Return whether these are the columns of a CSV export."""
     matches = [_CHART_COLUMN.fullmatch(column) for column in columns[:MOST_COLUMNS]]
     keys = {match["key"] for match in matches if match is not None}
     known = {*_OWN_KEYS, *_PEAKS, *_STEP_SECONDS, _STEP, "Step", "Relative Time (Process)"}

@@ -57,7 +57,6 @@ class RecipeSource:
 
     @property
     def words(self) -> ScriptWords:
-        """The words of the script for what a recipe would call otherwise."""
         return ScriptWords(self.path, self.command, self.reading.document, self.text)
 
     @property
@@ -256,7 +255,6 @@ def with_cluster(source: RecipeSource, cluster: str | None) -> tuple[dict[str, A
 
 
 def dumped(document: Mapping[str, Any]) -> str:
-    """Return the text of a recipe file."""
     return yaml.safe_dump(_plain(document), sort_keys=False, allow_unicode=True, width=110)
 
 

@@ -56,7 +56,6 @@ class ScriptWords:
 
     @property
     def framework(self) -> Framework:
-        """The framework that trains."""
         return framework_named(_backend_name(self.document))
 
     def line_of(self, pattern: str) -> int:
@@ -186,7 +185,6 @@ def _backend_name(document: Mapping[str, Any]) -> str:
 
 
 def _by_flag(rendered: Rendered) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return the values and the deciding keys of each rendered argument."""
     return {each.flag: (" ".join(map(str, each.values)), each.reason.keys) for each in rendered.arguments}
 
 

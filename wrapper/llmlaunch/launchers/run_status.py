@@ -94,7 +94,6 @@ class RunStatus:
         }
 
     def sentence(self) -> str:
-        """Return one line for a person."""
         state = self.state
         words = [f"job {self._job} ({self.submission.launcher}): {state.phase}"]
         words += [f"[{state.state}]"] if state.state else []

@@ -97,7 +97,6 @@ def task_submission(run_dir: Path) -> Submission | None:
 
 
 def after(submission: Submission, how: How = "afterok") -> list[str]:
-    """Return the sbatch arguments for a job that waits for the end of another."""
     return [f"--dependency={how}:{submission.jobs[-1]}", _END_IN_VAIN]
 
 

@@ -45,7 +45,6 @@ def read_tracker(checkpoint: Checkpoints | None) -> int | None:
 
 
 def durable_step(checkpoint: Checkpoints | None) -> int | None:
-    """The step that the tracker file of the checkpoints that stay names."""
     if checkpoint is None or "path" not in checkpoint or "tracker" not in checkpoint:
         return None
     return step_named_by(Path(str(checkpoint["path"])) / str(checkpoint["tracker"]))

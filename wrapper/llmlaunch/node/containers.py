@@ -54,7 +54,6 @@ class StepContainer:
         self.name = f"{self.prefix}{environment.get('SLURM_JOB_ID', '')}-{start}"
 
     def options(self) -> list[str]:
-        """Return what srun is told of it."""
         if self.runtime != "pyxis":
             return []
         # "no_exec": the container's files alone, whatever still runs there of an attempt before. Without a name: a
@@ -183,7 +182,6 @@ class NodeImages:
                     self.ready.add(node)
 
     def remove(self, held: Sequence[str], folder: Path, is_late: bool) -> None:
-        """Remove the container of those nodes that the job still has."""
         nodes = [node for node in held if node in self.ready]
         self.ready.clear()
         if nodes:

@@ -59,7 +59,6 @@ class EventLoop:
             self._timers.clear()
 
     def take_pending(self) -> None:
-        """Take the signals that have come so far."""
         self._guard(self._take_signals)
 
     def post(self, act: Callable[[], None]) -> None:

@@ -220,7 +220,6 @@ def _verdict(ending: Ending, ranks: Sequence[RankRecord], nodes: list[NodeEnd], 
 
 
 def gather(run_directory: Path, attempt: str, verdict: Verdict, progress: Progress) -> Facts:
-    """Collect the facts for the decision from the files of this attempt and the earlier ones."""
     # an attempt is judged again if its step lingered: its first verdict is not that of an earlier attempt
     every = begun_attempts(run_directory)
     for item in every:

@@ -431,7 +431,6 @@ class BatchJob:
         return True
 
     def _was_prepared(self) -> bool:
-        """Whether an attempt with this layout has checked and built everything."""
         layout = "" if self._layout == FIRST_LAYOUT else self._layout
         begun = begun_attempts(self._run_directory)
         return any(attempt.began.get("prepared") for attempt in begun if attempt.layout == layout)

@@ -220,7 +220,6 @@ def _largest_rise(before: list[int], now: list[int]) -> int:
 
 
 def monitor_options(run_directory: Path, attempt: str, node: str, interval: float) -> argparse.Namespace:
-    """Return the options of a monitor that runs within another process."""
     place = ["--run-dir", str(run_directory), "--attempt", attempt, "--node", node]
     return _arguments([*place, "--interval", str(interval)])
 

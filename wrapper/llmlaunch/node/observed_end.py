@@ -167,7 +167,6 @@ def claims_report(run_directory: Path, attempt: str) -> bool:
 
 
 def report_lines(run_directory: Path, attempt: str) -> list[str]:
-    """Return the lines of the report of an attempt that has its verdict."""
     files = Attempt(run_directory, attempt)
     status, summary = files.status, attempt_summary(run_directory, attempt)
     cause = status.get("cause")

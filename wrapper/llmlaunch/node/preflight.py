@@ -84,7 +84,6 @@ class Marker:
 
     @property
     def stage(self) -> str:
-        """What all devices have reached."""
         return STAGES[min(self._reached)]
 
     def update(self, device: int, line: str) -> None:

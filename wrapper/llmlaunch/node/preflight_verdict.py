@@ -104,7 +104,6 @@ def _slow_ports(markers: Markers) -> dict[str, str]:
 
 
 def _uneven_ports(node: str, ports: Mapping[str, Record]) -> list[str]:
-    """Ports of one node that run slower than its fastest of the same kind."""
     fastest: dict[str, float] = {}
     for port in ports.values():
         kind = str(port.get("link_layer"))

@@ -91,7 +91,6 @@ def _children() -> dict[int, list[int]]:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal (SigCgt of proc(5))."""
     caught = CAUGHT_SIGNALS.search(_read(str(pid), "status"))
     return caught is not None and bool(int(caught.group(1), 16) >> (number - 1) & 1)
 

@@ -127,7 +127,6 @@ def _opened(name: str, parent: int | None = None) -> Iterator[int]:
 
 
 def _remove_left_behind(folder: int) -> None:
-    """Remove what a pruning that was ended has left."""
     device = os.fstat(folder).st_dev
     for name in os.listdir(folder):
         if _LEFT_BEHIND.fullmatch(name):

@@ -140,7 +140,6 @@ class RankRecords:
         self._tail = LogTail(path, MOST_BYTES, LONGEST_RECORD, same_node=True, creates=True)
 
     def look(self) -> None:
-        """Read the records that are new."""
         fresh = {}
         for line in self._tail.lines():
             with contextlib.suppress(ValueError):

@@ -72,7 +72,6 @@ class StepOptions(NamedTuple):
 
 
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the job's steps."""
     masked = {kind for kind in ("CPU", "MEM") if re.search(r"ma(?:sk|p)_", environment.get(f"SLURM_{kind}_BIND", ""))}
 
     def stays(name: str) -> bool:

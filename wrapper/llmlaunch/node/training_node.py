@@ -177,7 +177,6 @@ class TrainingNode:
     # --- the job ---
 
     def _listen(self) -> None:
-        """Hear the job from the time that the loop runs."""
         with contextlib.suppress(OSError, ValueError):  # of a file, as where somebody starts it by hand
             self._loop.read(0, self._job_lines.take, self._on_end_of_job)
         self._loop.every(BEAT_SECONDS, lambda: self.channel.send(node_channel.ALIVE))

@@ -110,7 +110,6 @@ class NodeStep:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """The nodes that are gone."""
         return tuple(self._lost)
 
     @property

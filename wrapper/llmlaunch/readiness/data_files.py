@@ -55,7 +55,6 @@ BUILD = "build it with tools/preprocess_data.py of Megatron-LM"
 
 
 def data_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is wrong with the datasets and their tokenizer."""
     if not recipe.backend.reads_data_keys:
         return
     for key, path in datasets(recipe):

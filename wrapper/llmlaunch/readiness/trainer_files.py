@@ -205,7 +205,6 @@ REGISTRY_HOST = re.compile(r"[\w-]+(?:\.[\w-]+)+(?::\d+)?")
 
 
 def container_findings(recipe: Recipe, container: Container) -> Iterator[Finding]:
-    """Yield what would prevent the container from starting."""
     yield from _image(container)
     yield from _mounts(recipe, container)
 

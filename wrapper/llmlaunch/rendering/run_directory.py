@@ -190,7 +190,6 @@ def _fallbacks(recipe: Recipe, plan: Plan) -> Iterator[tuple[str, Recipe, Plan]]
 
 
 def _for_fewer_nodes(recipe: Recipe, plan: Plan) -> Iterator[tuple[str, Recipe, Plan]]:
-    """Yield the same of each layout for fewer nodes."""
     for nodes, fewer in () if plan.fewer_nodes is None else plan.fewer_nodes.plans:
         planned = as_planned(replace(recipe, nodes=nodes), fewer.chosen)
         yield fewer_nodes_folder(nodes), planned, fewer

@@ -123,7 +123,6 @@ def setup_lines(recipe: Recipe) -> list[ShellText]:
 
 
 def _srun_options(recipe: Recipe) -> list[str]:
-    """What the site wants of srun beside our own options."""
     site = recipe.cluster.site
     options = {**({"mpi": site.mpi} if site.mpi else {}), **site.srun}
     given_options = {name: value for name, value in options.items() if value is not False}

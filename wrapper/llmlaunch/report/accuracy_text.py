@@ -40,7 +40,6 @@ def accuracy_text(answer: Mapping[str, Any]) -> str:
 
 
 def records_text(answer: Mapping[str, Any]) -> str:
-    """Return one line for each record."""
     rows = []
     for record in answer["records"]:
         measured, predicted = record["measured_bytes"], record["predicted_bytes"]

@@ -11,7 +11,6 @@ HEADS = {"argument": "arguments", "variable": "variables", "setting": "settings"
 
 
 def explained_text(program: Iterable[str], entries: Iterable[Mapping[str, Any]]) -> str:
-    """Return one block for each file and kind of argument."""
     lines = [f"program: {' '.join(program)}"]
     for (file, kind), group in groupby(entries, key=lambda entry: (entry["file"], entry["kind"])):
         lines += ["", f"{file}: {HEADS.get(kind, kind)}"]

@@ -50,7 +50,6 @@ def write_plan_page(
 
 
 def plan_page(setting: Setting, result: SearchResult, plan: Plan, neighbours: Sequence[Neighbour], command: str) -> str:
-    """Return the page's HTML."""
     recipe, grid = setting.recipe, grid_of(setting, result, plan)
     secrets = secret_values(os.environ, recipe.secrets)
     picture, cells = _grid(setting, plan, grid)

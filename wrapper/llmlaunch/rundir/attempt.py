@@ -153,7 +153,6 @@ class Attempt:
 
     @property
     def done(self) -> list[str]:
-        """The nodes whose trainers all exited with 0."""
         return sorted(path.name for path in (self.folder / file_names.DONE).glob("[!.]*"))
 
     @property

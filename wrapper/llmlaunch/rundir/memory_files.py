@@ -123,11 +123,9 @@ class MemoryWatch:
 
     @property
     def files(self) -> int:
-        """How many monitors' files there are."""
         return len(self._tails)
 
     def refresh(self) -> list[RankSummary]:
-        """Return the account of each rank that left anything so far."""
         run_directory, name = self.attempt.run_directory, self.attempt.name
         if not self.attempt.began:  # the job is about to write down which layout it runs
             self.attempt = Attempt(run_directory, name)

@@ -153,7 +153,6 @@ def _object_in(raw: bytes) -> dict[str, Any] | None:
 
 
 def add_line(node: NodePeaks, line: Mapping[str, Any]) -> None:
-    """Add one line of the monitor to what is known about its node."""
     event, time = line.get("event"), time_or_none(line.get("time")) or 0.0
     for gpu in [*objects_in(line.get("gpus")), *objects_in([line.get("gpu")])]:  # `gpu`: the last word on a lost one
         _add_gpu(node, gpu, time)

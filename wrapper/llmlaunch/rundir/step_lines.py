@@ -46,7 +46,6 @@ class StepLines:
         self._slow = _compiled(slow_patterns, lenient)
 
     def __bool__(self) -> bool:
-        """Whether there is any step pattern."""
         return bool(self._steps)
 
     def step_of(self, line: bytes) -> Step | None:

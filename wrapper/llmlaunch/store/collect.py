@@ -97,7 +97,6 @@ def _known_runs(connection: Connection) -> dict[str, KnownRun]:
 
 
 def _known_runs_of(connection: Connection, run_ids: Iterable[str]) -> dict[str, KnownRun]:
-    """Return the runs of these ids that the store holds."""
     return {
         row.run_id: _known_run(row)
         for some in batches(run_ids)

@@ -114,7 +114,6 @@ def damaged(location: Location, reason: object) -> DamagedStore:
 
 
 def of_another_version(location: Location, revision: str, ours: str) -> UnusableStore:
-    """Return the error of a store that another version of llmlaunch has written."""
     return UnusableStore(
         f"store {location.shown} was written by another version of llmlaunch (tables {revision}, here {ours}): use "
         f"that version, or {_REBUILT}"

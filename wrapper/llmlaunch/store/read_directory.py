@@ -64,7 +64,6 @@ class Outcome:
         return {**vars(self), "directory": str(self.directory), "damaged": dict(self.damaged)}
 
     def sentence(self) -> str:
-        """Return one line for a person."""
         name = self.run_id or str(self.directory)
         if self.did == "unreadable":
             return str(self.reason)

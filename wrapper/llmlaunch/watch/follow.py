@@ -351,7 +351,6 @@ class _OneRunView(View):
         self._shown = text
 
     def _job(self, state: JobState) -> str:
-        """Return the job of a chain that the state belongs to."""
         jobs = self._submission.jobs
         return f"{jobs[state.link - 1]} ({state.link} of {len(jobs)})" if state.link else self._submission.job_id
 

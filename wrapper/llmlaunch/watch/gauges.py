@@ -37,7 +37,6 @@ class MemoryReader:
 
     @property
     def files(self) -> int:
-        """How many monitors' files there are."""
         return self._memory.files if self._memory else 0
 
     def begin(self, attempt: Attempt) -> None:

@@ -91,9 +91,7 @@ class Reader(Protocol):
     """Reads the files of one run."""
 
     @property
-    def files(self) -> int:
-        """How many files each read may open."""
-        ...
+    def files(self) -> int: ...
 
     def read(self, look: RunStatus) -> WatchedRun:
         """Return the run as it is now. `look` is the last answer of its launcher and may be some seconds old."""

@@ -89,7 +89,6 @@ class WatchedRun:
 
     @property
     def phase_text(self) -> str:
-        """The phase and why."""
         return self.phase + (f": {one_line(self.because)}" if self.because else "")
 
     @property

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def can_draw(stream: TextIO) -> bool:
-    """Whether the stream is a terminal that can be drawn on."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 

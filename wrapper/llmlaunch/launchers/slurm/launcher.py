@@ -302,7 +302,6 @@ def _own_word(submission: Submission, state: str = "") -> JobState | None:
 
 
 def _cancelled_by(record: Row | None) -> str:
-    """Who cancelled a job."""
     if record is None or not record.by:
         return ""
     import pwd
