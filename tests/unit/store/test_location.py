@@ -61,12 +61,13 @@ def test_a_password_that_is_not_escaped_is_refused_unshown(password: str) -> Non
     assert password not in str(caught.value)
 
 
-def test_a_store_exists_when_its_file_does(tmp_path: Path) -> None:
-    location = where({"LLMLAUNCH_STORE": str(tmp_path / "s.db")})
-    assert not store_exists(location)
+def test_a_store_exists_when_its_file_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMLAUNCH_STORE", str(tmp_path / "s.db"))
+    assert not store_exists()
     (tmp_path / "s.db").touch()
-    assert store_exists(location)
-    assert store_exists(where({"LLMLAUNCH_STORE": "postgresql://nowhere/d"}))
+    assert store_exists()
+    monkeypatch.setenv("LLMLAUNCH_STORE", "postgresql://nowhere/d")
+    assert store_exists()
 
 
 def test_asking_for_the_store_loads_no_database_library() -> None:

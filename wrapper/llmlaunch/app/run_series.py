@@ -7,7 +7,6 @@ import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import bounded_lines, parse_json
 from llmlaunch.rundir.peak_account import idle_bytes
+from llmlaunch.rundir.reached_steps import nodes_with_logs
 from llmlaunch.rundir.regular_files import open_regular
 from llmlaunch.rundir.step_lines import Step
 from llmlaunch.rundir.values import byte_count, objects_in, time_or_none
@@ -87,20 +87,13 @@ def step_trace(attempt: Attempt) -> StepTrace:
 
 def _log_with_steps(attempt: Attempt, step_of: Callable[[bytes], Step | None]) -> Path | None:
     """Megatron-LM's last rank reports steps, DeepSpeed's first: the last node's log, the first's, then others'."""
-    nodes = attempt.nodes or _nodes_of_logs(attempt)
+    nodes = attempt.nodes or nodes_with_logs(attempt)
     likely = list(dict.fromkeys([*nodes[-1:], *nodes[:LOGS_TRIED]]))[:LOGS_TRIED]
     for node in likely:
         path = file_names.node_log(attempt.run_directory, attempt.name, node)
         if next(_steps_in(path, step_of, LOOK_BYTES), None) is not None:
             return path
     return None
-
-
-def _nodes_of_logs(attempt: Attempt) -> list[str]:
-    start = f"{attempt.name}."
-    logs = islice((attempt.run_directory / file_names.LOGS).glob("*.log"), 10_000)
-    names = sorted(path.name[len(start) : -len(".log")] for path in logs if path.name.startswith(start))
-    return [name for name in names if name != file_names.BATCH_LOG_NODE and not name.endswith(".monitor")]
 
 
 def _steps_in(path: Path, step_of: Callable[[bytes], Step | None], most_bytes: int) -> Iterator[Step]:

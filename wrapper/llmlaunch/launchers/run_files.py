@@ -19,7 +19,7 @@ from llmlaunch.launchers.base import ENDED, JobState, Submission
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.files import create, read_object, read_run_id, read_text, replace_json
-from llmlaunch.rundir.run import attempt_order
+from llmlaunch.rundir.run import attempts_in
 from llmlaunch.rundir.run_file import read_run_file
 from llmlaunch.rundir.submission_files import REFUSED, JobEnd, read_job_end
 from llmlaunch.rundir.values import (
@@ -365,11 +365,7 @@ def _changed_since(run_dir: Path, attempt: str | None, name: str) -> bool:
 def latest_attempt(submission: Submission, among: str = "") -> str | None:
     """Return the name of the last attempt that the submission's jobs began, in the order of the chain. `among` names an
     attempt that left no folder and is considered as well."""
-    try:
-        names = {entry.name for entry in os.scandir(submission.run_dir / file_names.ATTEMPTS)} | {among}
-    except OSError:
-        names = {among}
-    ours = [name for name in names if submission.owns(name)]
+    ours = [name for name in {*attempts_in(submission.run_dir), among} if submission.owns(name)]
     jobs = submission.jobs
 
     def order(name: str) -> tuple[int, int]:
@@ -381,8 +377,7 @@ def latest_attempt(submission: Submission, among: str = "") -> str | None:
 
 def attempt_names(submission: Submission) -> list[str]:
     """Return the names of the submission's attempts so far, oldest first."""
-    names = (path.name for path in (submission.run_dir / file_names.ATTEMPTS).glob("*"))
-    return sorted((name for name in names if submission.owns(name)), key=attempt_order)
+    return [name for name in attempts_in(submission.run_dir) if submission.owns(name)]
 
 
 def note_end(submission: Submission, state: JobState) -> bool:

@@ -87,7 +87,32 @@ def spread_of(parts: Sequence[tuple[str, float]], whole: float) -> list[dict[str
     return pieces
 
 
-def bar_tip(title: str, rows: Sequence[tuple[str, str]]) -> str:
+def looks(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    """Return a legend: each look with its name."""
+    return [{"look": look, "name": name} for look, name in pairs]
+
+
+def tile(name: str, value: str, unit: str = "", note: str = "") -> dict[str, str]:
+    return {"name": name, "value": value, "unit": unit, "note": note}
+
+
+def bar(
+    name: str,
+    value: str,
+    pieces: Sequence[Mapping[str, Any]],
+    rows: Sequence[tuple[str, str]],
+    title: str,
+    spoken: str,
+    between: str = ", ",
+    lines: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return a bar of a chart. `title` and `rows` are its tooltip; a screen reader says `spoken` and the rows."""
+    label = spoken + between.join(" ".join(row) for row in rows)
+    shown = {"name": name, "value": value, "pieces": pieces, "lines": lines}
+    return {**shown, "label": label, "tip": _tip(title, rows)}
+
+
+def _tip(title: str, rows: Sequence[tuple[str, str]]) -> str:
     """Return the text of a tooltip as the page's script reads it: the title, then a line for each name and value."""
     flat = [(name.replace("\t", " ").replace("\n", " "), value.replace("\n", " ")) for name, value in rows]
     return "\n".join([title.replace("\n", " "), *(f"{name}\t{value}" for name, value in flat)])

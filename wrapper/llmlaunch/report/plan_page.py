@@ -14,7 +14,18 @@ from llmlaunch.planner.plan import Candidate, Plan, as_planned
 from llmlaunch.planner.search import SearchResult
 from llmlaunch.planner.setting import Setting, node_of
 from llmlaunch.report.grid import Cell, Grid, Row, grid_of
-from llmlaunch.report.page import BAR_UNITS, FAMILIES, bar_tip, families_of, page, spread_of, term_rows, write_page
+from llmlaunch.report.page import (
+    BAR_UNITS,
+    FAMILIES,
+    bar,
+    families_of,
+    looks,
+    page,
+    spread_of,
+    term_rows,
+    tile,
+    write_page,
+)
 from llmlaunch.report.plan_sentences import headroom_sentence, job_text, neighbour_row
 from llmlaunch.report.plan_text import ranked_title
 from llmlaunch.rundir.values import counted
@@ -99,26 +110,18 @@ def _tiles(plan: Plan) -> list[dict[str, str]]:
     free = limit.limit_bytes - worst.device_bytes
     room = f"{gib(free)} GiB to spare" if free >= 0 else f"{gib(-free)} GiB too much"
     rate = f"{plan.chosen.tokens_per_second_per_gpu:,.0f}"
+    mfu = "" if plan.mfu is None else f"{plan.mfu:.0%} of its peak (MFU)"
+    whole = f"{plan.length.gpu_hours:,.0f} device-hours, {_tokens(plan.length.tokens)} tokens"
     return [
-        {
-            "name": f"Memory, worst of {counted(len(plan.estimate.ranks), 'pipeline rank')}",
-            "value": gib(worst.device_bytes),
-            "unit": f"of {gib(limit.limit_bytes)} GiB",
-            "note": f"{room}; the card has {gib(limit.memory_bytes)}",
-        },
-        {"name": "A step", "value": f"{plan.chosen.step_seconds:.3g}", "unit": "s", "note": ""},
-        {
-            "name": "Throughput of a device",
-            "value": rate,
-            "unit": "tokens/s",
-            "note": "" if plan.mfu is None else f"{plan.mfu:.0%} of its peak (MFU)",
-        },
-        {
-            "name": f"All {plan.length.steps:,} steps",
-            "value": duration(plan.length.seconds),
-            "unit": "",
-            "note": f"{plan.length.gpu_hours:,.0f} device-hours, {_tokens(plan.length.tokens)} tokens",
-        },
+        tile(
+            f"Memory, worst of {counted(len(plan.estimate.ranks), 'pipeline rank')}",
+            gib(worst.device_bytes),
+            f"of {gib(limit.limit_bytes)} GiB",
+            f"{room}; the card has {gib(limit.memory_bytes)}",
+        ),
+        tile("A step", f"{plan.chosen.step_seconds:.3g}", "s"),
+        tile("Throughput of a device", rate, "tokens/s", mfu),
+        tile(f"All {plan.length.steps:,} steps", duration(plan.length.seconds), note=whole),
     ]
 
 
@@ -258,11 +261,11 @@ def _memory(plan: Plan) -> dict[str, Any]:
             f"{gib(limit.memory_bytes)} GiB.{shown}"
         ),
         "chart": {
-            "legend": [
-                *({"look": look, "name": FAMILY_NAMES[look]} for look in FAMILIES),
-                {"look": "limit", "name": f"limit, {gib(limit.limit_bytes)} GiB"},
-                {"look": "card", "name": f"card, {gib(limit.memory_bytes)} GiB"},
-            ],
+            "legend": looks(
+                *((look, FAMILY_NAMES[look]) for look in FAMILIES),
+                ("limit", f"limit, {gib(limit.limit_bytes)} GiB"),
+                ("card", f"card, {gib(limit.memory_bytes)} GiB"),
+            ),
             "bars": [_rank_bar(rank, whole, rank.pipeline_rank == worst) for rank in ranks],
             "lines": [
                 {"look": "limit", "x": _along(limit.limit_bytes, whole)},
@@ -285,14 +288,9 @@ def _shown_ranks(plan: Plan) -> list[RankEstimate]:
 def _rank_bar(rank: RankEstimate, whole: float, worst: bool) -> dict[str, Any]:
     size = f"{gib(rank.device_bytes)} GiB"
     rows = term_rows(rank.terms)
-    return {
-        "name": f"rank {rank.pipeline_rank}{', worst' if worst else ''}",
-        "value": size,
-        "pieces": spread_of(list(families_of(rank.terms).items()), whole),
-        "lines": [],
-        "label": f"Pipeline rank {rank.pipeline_rank}: {size}. " + ", ".join(" ".join(row) for row in rows),
-        "tip": bar_tip(f"Pipeline rank {rank.pipeline_rank}: {size}", rows),
-    }
+    name = f"rank {rank.pipeline_rank}{', worst' if worst else ''}"
+    title = f"Pipeline rank {rank.pipeline_rank}: {size}"
+    return bar(name, size, spread_of(list(families_of(rank.terms).items()), whole), rows, title, f"{title}. ")
 
 
 def _along(size: float, whole: float) -> float:
@@ -307,24 +305,18 @@ def _time(plan: Plan) -> dict[str, Any]:
     if rest:
         parts.append(("the rest", sum(value for _, value in rest)))
     pieces = [(look, value) for look, (_, value) in zip(STEP_LOOKS, parts, strict=False)]
+    spread, took = spread_of(pieces, sum(value for _, value in pieces)), f"{seconds:.3g} s"
     rows = [(name.replace("_", " "), f"{value:.3g} s, {value / seconds:.1%}") for name, value in shares]
     return {
         "about": f"{seconds:.3g} s of the chosen layout, by what they are spent on.",
         "chart": {
-            "legend": [
-                {"look": look, "name": f"{name}, {value / seconds:.0%}"}
-                for look, (name, value) in zip(STEP_LOOKS, parts, strict=False)
-            ],
-            "bars": [
-                {
-                    "name": "a step",
-                    "value": f"{seconds:.3g} s",
-                    "pieces": spread_of(pieces, sum(value for _, value in pieces)),
-                    "lines": [],
-                    "label": f"A step takes {seconds:.3g} s. " + "; ".join(" ".join(row) for row in rows),
-                    "tip": bar_tip(f"A step: {seconds:.3g} s", rows),
-                }
-            ],
+            "legend": looks(
+                *(
+                    (look, f"{name}, {value / seconds:.0%}")
+                    for look, (name, value) in zip(STEP_LOOKS, parts, strict=False)
+                )
+            ),
+            "bars": [bar("a step", took, spread, rows, f"A step: {took}", f"A step takes {took}. ", "; ")],
             "lines": [],
         },
     }

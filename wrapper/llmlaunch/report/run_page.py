@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.causes.cause import in_words
-from llmlaunch.report.page import BAR_UNITS, bar_tip, page, spread_of, write_page
+from llmlaunch.report.page import BAR_UNITS, bar, looks, page, spread_of, tile, write_page
 from llmlaunch.report.run_summary_text import amount, error_words, job_words, phase_words, planned_verdict
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import GIB, duration, gib
@@ -62,14 +62,8 @@ def _tiles(report: Record) -> list[dict[str, str]]:
     run, state, spent = report["run"], report["state"], report["goodput"]
     by_name = {row["name"]: row for row in report["compared"]}
     step = DASH if state["step"] is None else f"{state['step']:,}"
-    tiles = [
-        {
-            "name": "Step",
-            "value": step,
-            "unit": f"of {run['steps']:,}" if run["steps"] else "",
-            "note": "" if report["steps"]["last_loss"] is None else f"last loss {report['steps']['last_loss']:.4g}",
-        }
-    ]
+    loss = "" if report["steps"]["last_loss"] is None else f"last loss {report['steps']['last_loss']:.4g}"
+    tiles = [tile("Step", step, f"of {run['steps']:,}" if run["steps"] else "", loss)]
     memory = report["compared"][0] if report["compared"] else None
     for name, row, unit in (
         ("Memory, worst rank", memory if memory and memory["unit"] == "bytes" else None, "GiB"),
@@ -81,17 +75,12 @@ def _tiles(report: Record) -> list[dict[str, str]]:
         words = "" if predicted is None or row is None else f"{amount(predicted, row['unit'])} predicted"
         error = "" if row is None or row["error"] is None else f", {error_words(row['error'])}"
         value = DASH if measured is None or row is None else amount(measured, row["unit"])
-        tiles.append({"name": name, "value": value, "unit": unit, "note": words + error})
+        tiles.append(tile(name, value, unit, words + error))
     restarts = counted(max(len(report["attempts"]) - 1, 0), "restart")
-    tiles.append(
-        {
-            "name": "Goodput",
-            "value": DASH if spent["share"] is None else f"{100 * spent['share']:.0f}",
-            "unit": "" if spent["share"] is None else f"% of {duration(spent['allocated_seconds'])}",
-            "note": restarts,
-        }
-    )
-    return tiles
+    if spent["share"] is None:
+        return [*tiles, tile("Goodput", DASH, note=restarts)]
+    share, allocated = f"{100 * spent['share']:.0f}", f"% of {duration(spent['allocated_seconds'])}"
+    return [*tiles, tile("Goodput", share, allocated, restarts)]
 
 
 def _compared(report: Record) -> dict[str, Any]:
@@ -127,11 +116,8 @@ def _attempts(report: Record) -> dict[str, Any]:
     about += "Goodput is the share of the allocated time in which steps were made that count in the end."
     if hidden > 0 and bars:
         about += f" {hidden} attempts in the middle are in the table alone."
-    legend = [
-        {"look": "good", "name": "steps that last"},
-        {"look": "bad", "name": "steps made again, or lost"},
-        {"look": "outside", "name": "starting, saving, ending"},
-    ]
+    parts = (("good", "steps that last"), ("bad", "steps made again, or lost"), ("outside", "starting, saving, ending"))
+    legend = looks(*parts)
     return {
         "about": about,
         "chart": {"legend": legend, "bars": bars, "lines": []} if bars else None,
@@ -179,14 +165,7 @@ def _attempt_bar(number: int, attempt: Record, first: float, whole: float) -> di
         ("layout", attempt["layout"]),
     ]
     title = f"Attempt {number}: {ended if attempt['state'] == 'succeeded' else attempt['why'] or ended}"
-    return {
-        "name": f"attempt {number}",
-        "value": ended,
-        "pieces": pieces,
-        "lines": [],
-        "label": f"{title}. " + ", ".join(" ".join(row) for row in rows),
-        "tip": bar_tip(title, rows),
-    }
+    return bar(f"attempt {number}", ended, pieces, rows, title, f"{title}. ")
 
 
 def _span(attempt: Record) -> str:
@@ -228,13 +207,8 @@ def _memory(report: Record) -> dict[str, Any]:
         for look, size in (("limit", limit), ("card", card))
         if size
     ]
-    legend = [
-        {"look": "good", "name": "least of its ranks"},
-        {"look": "spread", "name": "up to its fullest rank"},
-        {"look": "predicted", "name": "predicted"},
-    ]
-    legend += [{"look": "limit", "name": f"limit, {gib(limit)} GiB"}] if limit else []
-    legend += [{"look": "card", "name": f"card, {gib(card)} GiB"}] if card else []
+    legend = looks(("good", "least of its ranks"), ("spread", "up to its fullest rank"), ("predicted", "predicted"))
+    legend += looks(*((look, f"{look}, {gib(size)} GiB") for look, size in (("limit", limit), ("card", card)) if size))
     shown = [stage for _, stage in _some(stages)]
     hidden = f" {len(stages) - len(shown)} in the middle are in the table alone." if len(shown) < len(stages) else ""
     kind = plan["peak_kind"] or "device"
@@ -262,14 +236,8 @@ def _stage_bar(stage: Record, whole: float) -> dict[str, Any]:
         ("known from", stage["source"] or "-"),
     ]
     name = _stage_name(stage)
-    return {
-        "name": name,
-        "value": f"{gib(most)} GiB",
-        "pieces": spread_of([("good", least), ("spread", most - least)], whole),
-        "lines": lines,
-        "label": f"Pipeline {name}: " + ", ".join(" ".join(row) for row in rows),
-        "tip": bar_tip(f"Pipeline {name}", rows),
-    }
+    pieces = spread_of([("good", least), ("spread", most - least)], whole)
+    return bar(name, f"{gib(most)} GiB", pieces, rows, f"Pipeline {name}", f"Pipeline {name}: ", lines=lines)
 
 
 def _on(stage: Record) -> str:
@@ -343,8 +311,8 @@ def _memory_curves(report: Record) -> tuple[dict[str, Any], dict[str, Any] | Non
         for each in series
         for point in _evenly(each["points"])
     ]
-    looks = [{"look": each["look"], "name": each["name"]} for each in series]
-    return picture | {"head": ["", "GiB held", "GiB at most"], "rows": rows, "legend": looks}, chart
+    legend = looks(*((str(each["look"]), str(each["name"])) for each in series))
+    return picture | {"head": ["", "GiB held", "GiB at most"], "rows": rows, "legend": legend}, chart
 
 
 def _evenly(points: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:

@@ -123,35 +123,25 @@ def _line(text: bytes) -> tuple[ProbeLine | None, bool]:
 
 def _peaks(line: ProbeLine, entry: ProbedDevice) -> TorchPeaks:
     total = entry.get("total_bytes")
-
-    def within(name: str) -> int | None:
-        return bytes_within(total, entry.get(name))
-
+    own: dict[str, Any] = {name: line.get(name) for name in ("rank", "node", "local_rank", "pid", "at")}
+    sizes: dict[str, Any] = {name: bytes_within(total, entry.get(name)) for name in _BOUNDED}
     return TorchPeaks(
-        rank=line["rank"],
         device=entry["device"],
         uuid=entry.get("uuid") or None,
-        node=line.get("node"),
-        local_rank=line.get("local_rank"),
-        pid=line.get("pid"),
-        at=line.get("at"),
         ended=line.get("ended", False),
         total_bytes=total,
-        allocated_peak_bytes=within("allocated_peak_bytes"),
-        active_peak_bytes=within("active_peak_bytes"),
-        reserved_peak_bytes=within("reserved_peak_bytes"),
-        reserved_bytes=within("reserved_bytes"),
         alloc_retries=entry.get("alloc_retries"),
         ooms=entry.get("ooms"),
-        device_used_bytes=within("device_used_bytes"),
-        outside_bytes=within("outside_bytes"),
+        **own,
+        **sizes,
     )
 
 
-_LARGEST = (
-    "at", "total_bytes", "allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "alloc_retries", "ooms",
-    "device_used_bytes", "outside_bytes",
-)  # fmt: skip
+_BOUNDED = (
+    *("allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "reserved_bytes"),
+    *("device_used_bytes", "outside_bytes"),
+)
+_LARGEST = {"at", "total_bytes", "alloc_retries", "ooms", *_BOUNDED} - {"reserved_bytes"}
 
 
 def _larger(first: TorchPeaks, second: TorchPeaks) -> TorchPeaks:

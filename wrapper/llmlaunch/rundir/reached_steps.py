@@ -63,12 +63,12 @@ def _logged_step(attempt: Attempt) -> int | None:
 
 
 def _likely_logs(attempt: Attempt) -> list[Path]:
-    nodes = attempt.nodes or _nodes_with_logs(attempt)
+    nodes = attempt.nodes or nodes_with_logs(attempt)
     likely = dict.fromkeys([*nodes[-1:], *nodes[:1]])
     return [file_names.node_log(attempt.run_directory, attempt.name, node) for node in likely]
 
 
-def _nodes_with_logs(attempt: Attempt) -> list[str]:
+def nodes_with_logs(attempt: Attempt) -> list[str]:
     start = attempt.name + "."
     logs = islice((attempt.run_directory / file_names.LOGS).glob("*.log"), _MOST_LOGS)
     names = sorted(path.name[len(start) : -len(".log")] for path in logs if path.name.startswith(start))

@@ -136,8 +136,7 @@ def _fallbacks(directory: Path, attempts: tuple[Attempt, ...], problems: list[st
 
 def begun_attempts(run_directory: Path) -> list[Attempt]:
     """Return every attempt that wrote its attempt.json, ordered by the start time in it, oldest first."""
-    folders = (run_directory / file_names.ATTEMPTS).glob("*")
-    attempts = [Attempt(run_directory, path.name) for path in folders if is_attempt(path.name)]
+    attempts = [Attempt(run_directory, name) for name in attempts_in(run_directory)]
     return sorted(
         (attempt for attempt in attempts if attempt.began),
         key=lambda attempt: attempt.began.get("started_at") or 0.0,
@@ -180,8 +179,7 @@ class RunHistory:
 
 def run_history(run_directory: Path) -> RunHistory:
     """Return how far a run has come. Nothing is raised for files that are missing or torn."""
-    folders = (run_directory / file_names.ATTEMPTS).glob("*")
-    ordered = sorted((path.name for path in folders if is_attempt(path.name)), key=attempt_order)
+    ordered = attempts_in(run_directory)
     attempts = [Attempt(run_directory, name) for name in ordered]
     planned = [attempt.progress.get("steps") for attempt in attempts]
     run = read_run_file(run_directory)
@@ -197,6 +195,12 @@ def run_history(run_directory: Path) -> RunHistory:
         goodput=goodput_of(attempts),
         memory_bytes=byte_count(run.get("measurement", {}).get("gpu_memory_bytes")),
     )
+
+
+def attempts_in(run_directory: Path) -> list[str]:
+    """Return the names of the attempts that left a folder, oldest first."""
+    names = (path.name for path in (run_directory / file_names.ATTEMPTS).glob("*"))
+    return sorted(filter(is_attempt, names), key=attempt_order)
 
 
 def attempt_order(attempt: str) -> tuple[int, ...]:

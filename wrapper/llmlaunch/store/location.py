@@ -60,22 +60,18 @@ def where(environment: Mapping[str, str] | None = None) -> Location:
     return _sqlite(data / "store.db")
 
 
-def store_exists(location: Location | None = None) -> bool:
+def store_exists() -> bool:
     """Whether there is a store to read. A named database server counts as one; without a home directory there is
     none."""
-    return _known_location(location) is not None
+    return existing_store() is not None
 
 
 def existing_store() -> Location | None:
     """Return where the store is, None where there is none to read. Raises UserError for a variable that cannot be
     understood."""
-    return _known_location(None)
-
-
-def _known_location(location: Location | None) -> Location | None:
-    if location is None and not os.environ.get(VARIABLE, "").strip() and user_data(os.environ) is None:
+    if not os.environ.get(VARIABLE, "").strip() and user_data(os.environ) is None:
         return None
-    place = location or where()
+    place = where()
     return place if place.path is None or place.path.is_file() else None
 
 

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from llmlaunch.causes.log_scan import read_log
 from llmlaunch.launchers.base import JobState, Submission
@@ -30,7 +29,7 @@ from llmlaunch.rundir.step_lines import Step
 from llmlaunch.rundir.values import to_type
 from llmlaunch.units import duration
 from llmlaunch.watch.gauges import MemoryReader
-from llmlaunch.watch.loop import AskStates, Reader, StatePoller, View, watch
+from llmlaunch.watch.loop import AskStates, StatePoller, View, watch
 from llmlaunch.watch.model import Event, WatchedRun, step_lines, step_text
 from llmlaunch.watch.run_reader import RunFacts, run_facts, typical_seconds
 from llmlaunch.watch.screen import Screen
@@ -46,14 +45,6 @@ SOCKETS = (
     "the fabric's devices on the nodes (and in the container), NCCL_IB_DISABLE, NCCL_NET, and the NCCL plugin of the "
     "site"
 )
-
-
-class FollowReader(Reader, Protocol):
-    """Reads one run for `--follow`."""
-
-    def last_lines(self, look: RunStatus, width: int | None) -> Sequence[str]:
-        """Return what is left to show at the end. `width`: of the terminal on which steps were shown in place."""
-        ...
 
 
 class LogReader:
@@ -113,7 +104,8 @@ class EventReader:
         return self._run(look, events)
 
     def last_lines(self, look: RunStatus, width: int | None) -> Sequence[str]:
-        """The last step stays on the terminal; if there was none, the last lines of the logs show why."""
+        """Return what is left to show at the end; `width` is of the terminal on which steps were shown in place. The
+        last step stays on the terminal; if there was none, the last lines of the logs show why."""
         if self._steps:
             return step_lines(step_text(self._run(look)), width) if width else []
         if look.state.phase == "succeeded":
@@ -267,7 +259,9 @@ def follow(
     """
     events = EventReader(submission, tail)
     as_lines = raw or logs is not None or not events.readable
-    reader: FollowReader = LogReader(submission, logs or JobLogs(submission, tail=tail)) if as_lines else events
+    reader: LogReader | EventReader = (
+        LogReader(submission, logs or JobLogs(submission, tail=tail)) if as_lines else events
+    )
     poller = StatePoller([submission], screen.say, ask, poll_seconds)
     try:
         with screen.in_place():
