@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.node.job_checks import failed_setup_lines
+from llmlaunch.node.begin import failed_setup_lines
 from support.node_rig import PATIENCE_SECONDS, NodeRig, run_archive, until
 
 HOST = os.uname().nodename.partition(".")[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.node.leave_out import exclusion, leave_out
+from llmlaunch.node.held_nodes import exclusion, leave_out
 
 PARTITION = [f"n{number}" for number in range(40)]
 

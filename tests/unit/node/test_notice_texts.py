@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.node.notice_texts import end_text, first_step_text, slow_text, stall_text, start_text
+from llmlaunch.node.notices import end_text, first_step_text, slow_text, stall_text, start_text
 from llmlaunch.node.restart_policy import Next
 from llmlaunch.rundir.slow_devices import SlowDevice
 from support.node_rig import NodeRig, until

@@ -1,7 +1,7 @@
 """The lines by which logs tell what ended a trainer, each with where it comes from: data, in the order of trying.
 
 Here are those of CUDA, NCCL, PyTorch, Python, the kernel, containers and SLURM; `file_patterns.py` has those of
-checkpoints and other files, `web_patterns.py` those of sites on the internet. What only one framework says is in
+files and of sites on the internet. What only one framework says is in
 `frameworks/<framework>/failures.py`, and comes first. The kinds that they name are in `kinds.py`.
 """
 
@@ -11,9 +11,8 @@ import pkgutil
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .file_patterns import FILE_PATTERNS
+from .file_patterns import FILE_PATTERNS, WEB_PATTERNS
 from .pattern import Frame, Pattern
-from .web_patterns import WEB_PATTERNS
 
 if TYPE_CHECKING:
     from types import ModuleType

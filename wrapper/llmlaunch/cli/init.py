@@ -180,7 +180,7 @@ def _from(
     cluster: str | None,
     number: int | None,
 ) -> int:
-    from llmlaunch.cli.init_from import recipe_from_script
+    from llmlaunch.cli.scripts import recipe_from_script
 
     name, text = recipe_from_script(source, arguments, settings, cluster, number)
     target = output or Path(f"{name}.yaml")

@@ -163,7 +163,7 @@ class _Request:
 def _try_script(recipe: str, overrides: Sequence[str], script: ScriptInput, request: _Request) -> int:
     """Show what would be submitted of a script, or ask SLURM about it; no file is written."""
     from llmlaunch.app.planned_run import plan
-    from llmlaunch.cli.init_from import recipe_beside
+    from llmlaunch.cli.scripts import recipe_beside
     from llmlaunch.documents.yaml_strict import parse_document
     from llmlaunch.launchers.choose import choose
     from llmlaunch.recipe.load import load_written
@@ -182,7 +182,7 @@ def _recipe_of_script(recipe: str, overrides: Sequence[str], script: ScriptInput
     Raises UserError where nobody can be asked, and for a file that exists already.
     """
     from llmlaunch.cli.init import write_recipe
-    from llmlaunch.cli.init_from import recipe_beside
+    from llmlaunch.cli.scripts import recipe_beside
 
     target, text = recipe_beside(Path(recipe), overrides, script)
     command = to_type("submit", target)

@@ -33,8 +33,7 @@ from .allocation import left_out, next_nodes, node_failure
 from .attempt_diagnosis import cause_within
 from .checkpoint import checkpoint_of, read_tracker, saved_step
 from .files import COMES_BACK_LATER, say, write_status
-from .notice_texts import end_text
-from .notices import notify, wait_for_deliveries
+from .notices import end_text, notify, wait_for_deliveries
 from .prune import prune
 from .restart_bounds import bounds_of
 from .restart_policy import (

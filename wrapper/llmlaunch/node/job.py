@@ -21,12 +21,11 @@ from ..rundir.files import create
 from ..rundir.run import begun_attempts
 from ..rundir.run_file import ContainerRules, JobRules, read_run_file
 from . import slurm_steps
-from .begin import Beginning, begin, end_untrained
+from .begin import Beginning, JobError, allocation_of, begin, end_untrained, refuse_job
 from .containers import IMPORT_SECONDS, ContainerError, NodeImages, StepContainer, StepRunner
 from .event_loop import EventLoop
 from .files import note_in_attempt, say
 from .held_nodes import HeldNodes
-from .job_checks import JobError, allocation_of, refuse_job
 from .line_writer import DiskThread
 from .node_channel import PREFLIGHT, PREFLIGHT_SECONDS, PREPARE
 from .node_environment import raise_open_files_limit
@@ -464,7 +463,7 @@ class BatchJob:
 
     def _come_back(self, finished: Finished) -> int:
         """Put the job back into the queue, or exclude bad nodes from the jobs that follow it, if that comes next."""
-        from .leave_out import leave_out
+        from .held_nodes import leave_out
 
         action = finished.follows.action
         is_requeued = (self._run.get("restart") or {}).get("by") == "requeue"
@@ -481,7 +480,7 @@ class BatchJob:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._remove_containers()
         if self._held.requeue(self._run_directory, seconds) and at_fault:
-            from .leave_out import leave_out
+            from .held_nodes import leave_out
 
             leave_out(self._run_directory, self._job, at_fault)
 

@@ -20,8 +20,7 @@ from ..rundir.schema import sound_list
 from ..rundir.slow_devices import SlowDevice
 from ..rundir.values import is_host, whole_number
 from .files import say
-from .notice_texts import slow_text
-from .notices import notify
+from .notices import notify, slow_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

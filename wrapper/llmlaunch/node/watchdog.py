@@ -24,8 +24,7 @@ from ..rundir.step_lines import StepNews
 from .allocation import replaceable_nodes
 from .checkpoint import durable_step, read_tracker
 from .files import say
-from .notice_texts import first_step_text, stall_text
-from .notices import notify
+from .notices import first_step_text, notify, stall_text
 from .pace import PaceWatch
 from .progress import StepTracker
 from .prune import Pruner, kept_count
