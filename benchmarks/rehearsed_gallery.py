@@ -15,9 +15,8 @@ from pathlib import Path
 
 from llmlaunch.app import planned_run
 from llmlaunch.app.planned_run import PlannedRun
-from llmlaunch.rehearsal.job_alone import job_alone
 from llmlaunch.rehearsal.place import find_trace_environment, how_to_get_one
-from llmlaunch.rehearsal.ranks import ALL, RankChoice, RehearsedRank, chosen_ranks, compared
+from llmlaunch.rehearsal.ranks import ALL, RankChoice, RehearsedRank, chosen_ranks, compared, job_alone
 from llmlaunch.rehearsal.traced import traced
 from llmlaunch.rehearsal.verdict import unseen_by_a_trace
 from llmlaunch.units import GIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmlaunch.calibration.cases import Case
-from llmlaunch.calibration.record_cases import reason_unless_priced
+from llmlaunch.calibration.pool import reason_unless_priced
 from llmlaunch.calibration.records import Record
 from llmlaunch.calibration.stated import cases
 from llmlaunch.cluster.profile import Cluster

@@ -7,8 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.calibration.records import Record
-from llmlaunch.calibration.stated.deepspeed_records import deepspeed_record_facts
-from llmlaunch.calibration.stated.trainers import DEEPSPEED, OFF, TRAINERS, UNREAD, Trainer, Unread, expects
+from llmlaunch.calibration.stated.trainers import (
+    DEEPSPEED,
+    OFF,
+    TRAINERS,
+    UNREAD,
+    Trainer,
+    Unread,
+    deepspeed_record_facts,
+    expects,
+)
 from llmlaunch.cluster.cards import capability_of_card
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.layout import Layout

@@ -16,10 +16,9 @@ import pytest
 from judges import deepspeed_versions
 
 import llmlaunch
-from llmlaunch.families.config import shape_from_config
-from llmlaunch.families.presets import load_preset, preset_names
+from llmlaunch.families.hub_ids import load_preset, preset_names
 from llmlaunch.families.registry import all_families, family_named, family_names, same_family
-from llmlaunch.families.written import config_of, unsaid
+from llmlaunch.families.written import config_of, shape_from_config, unsaid
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers import model as layered

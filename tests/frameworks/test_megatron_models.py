@@ -10,7 +10,7 @@ import pytest
 from judges import MegatronJudge
 
 from llmlaunch.assets import asset
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_family_bytes import kept, model_of, priced
 
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layers.block import Behind
 from llmlaunch.layers.mamba import Mamba2

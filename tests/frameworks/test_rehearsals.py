@@ -23,9 +23,8 @@ from llmlaunch.assets import asset
 from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.local import LocalLauncher
 from llmlaunch.launchers.local_gpus import LocalGpu
-from llmlaunch.rehearsal.job_alone import job_alone
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
-from llmlaunch.rehearsal.ranks import RehearsedRank, chosen_ranks
+from llmlaunch.rehearsal.ranks import RehearsedRank, chosen_ranks, job_alone
 from llmlaunch.units import GIB
 from support.node_rig import build
 from support.soak import share

@@ -18,7 +18,7 @@ from test_family_bytes import PRICED, small
 from trainer_runner import Train, TrainerRuns, as_case, case
 
 from llmlaunch.assets import asset
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.families.registry import all_families
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layout import RECOMPUTE_FULL, Layout

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.load import accelerator_table, profile_names
-from llmlaunch.families.presets import load_preset, preset_names
+from llmlaunch.families.hub_ids import load_preset, preset_names
 from llmlaunch.families.registry import all_families, family_names
 from llmlaunch.frameworks.base import MACHINE_REQUIREMENTS, Requirement
 from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES

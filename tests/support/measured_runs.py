@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from llmlaunch.calibration.cases import Prediction, predict, recorded_job
-from llmlaunch.calibration.record_cases import case_or_reason
+from llmlaunch.calibration.pool import case_or_reason
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import Layout

@@ -14,8 +14,7 @@ from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.job_alone import JobAlone, job_alone
-from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, Place, RehearsedRank
+from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, JobAlone, Place, RehearsedRank, job_alone
 from llmlaunch.rehearsal.records import records_of
 
 GALLERY = str(asset("recipes", "llama3-8b.yaml"))

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmlaunch.calibration.cases import Case
 from llmlaunch.calibration.evidence import job_class
-from llmlaunch.calibration.machines import TimeClass, time_class
+from llmlaunch.calibration.records import TimeClass, time_class
 from llmlaunch.calibration.step_times import TimedRun, predicted_seconds
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.planner.planning import plan_of

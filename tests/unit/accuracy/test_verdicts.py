@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.accuracy.verdicts import upper_share, verdicts
+from llmlaunch.accuracy.summary import upper_share, verdicts
 from llmlaunch.calibration.records import read_records
 from llmlaunch.cluster.cards import machines
 from validation.scoring import scores_of

@@ -18,9 +18,18 @@ from llmlaunch.calibration.calibrations import Calibration
 from llmlaunch.calibration.cases import Prediction
 from llmlaunch.calibration.evidence import FUJII_SHARE
 from llmlaunch.calibration.learning import LearningResult, folds_of, learn
-from llmlaunch.calibration.peaks import FEWEST_RUNS, PeakRuns, peak_runs, score_runs, uniform
+from llmlaunch.calibration.peaks import (
+    FEWEST_RUNS,
+    PARTS,
+    Equations,
+    PeakRuns,
+    correction_of,
+    equations_of,
+    peak_runs,
+    score_runs,
+    uniform,
+)
 from llmlaunch.calibration.pool import Pool, gather, pools
-from llmlaunch.calibration.residual import PARTS, Equations, correction_of, equations_of
 from llmlaunch.cluster.cards import machines
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from support.hidden_bias import GIB, LAYOUTS, MODELS, Bias, configuration, noise_of, runs

@@ -6,8 +6,15 @@ import math
 
 import pytest
 
-from llmlaunch.calibration.comparable_runs import RESIDENT, RunClass, ratio_bound, support_of, trusted_correction
-from llmlaunch.calibration.ratios import DEATH, upper_ratio
+from llmlaunch.calibration.ratios import (
+    DEATH,
+    RESIDENT,
+    RunClass,
+    ratio_bound,
+    support_of,
+    trusted_correction,
+    upper_ratio,
+)
 from llmlaunch.memory.job import Correction
 from support.calibrated import score
 

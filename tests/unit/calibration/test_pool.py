@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.calibration.comparable_runs import RunClass, ratio_bound
 from llmlaunch.calibration.lessons import RatioBound
 from llmlaunch.calibration.peaks import scores_of_records
+from llmlaunch.calibration.ratios import RunClass, ratio_bound
 from llmlaunch.cluster.cards import machines
 from support.measured_runs import CARD, run
 

@@ -9,7 +9,7 @@ import pytest
 from llmlaunch.calibration.calibrations import calibration_of_json
 from llmlaunch.calibration.factors import FEWEST_TIMED_RUNS, TimedRuns
 from llmlaunch.calibration.learning import LearningResult, learn
-from llmlaunch.calibration.machines import time_class
+from llmlaunch.calibration.records import time_class
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.timing.correction import TimeCorrection
 from support.timed_runs import dense_class, timed

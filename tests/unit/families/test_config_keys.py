@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config import shape_from_config
-from llmlaunch.families.config_keys import ConfigKey
-from llmlaunch.families.presets import load_preset, preset_names
+from llmlaunch.families.family import ConfigKey
+from llmlaunch.families.hub_ids import load_preset, preset_names
 from llmlaunch.families.registry import all_families, family_names
 from llmlaunch.families.vision import ENCODER
-from llmlaunch.families.written import config_of
+from llmlaunch.families.written import config_of, shape_from_config
 from llmlaunch.models.shape import ModelShape
 
 EACH_FAMILY = pytest.mark.parametrize(

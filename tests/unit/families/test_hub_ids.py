@@ -10,9 +10,8 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.errors import UserError
-from llmlaunch.families.hub_ids import hub_model, is_hub_id
+from llmlaunch.families.hub_ids import hub_model, is_hub_id, load_preset, preset_names
 from llmlaunch.families.lookup import find_model, resolve_model
-from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.families.registry import family_names
 from llmlaunch.layers.parameters import count_parameters
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.families.config import read_config
+from llmlaunch.families.hub_ids import load_preset, preset_names
 from llmlaunch.families.lookup import find_model
-from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.families.registry import family_names
+from llmlaunch.families.written import read_config
 from llmlaunch.models.shape import ModelShape, RopeScaling, SlidingWindow
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"  # the fields of published files that say what a model is

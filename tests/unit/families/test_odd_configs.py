@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
-from llmlaunch.families.config import read_config
 from llmlaunch.families.registry import family_named, family_names
+from llmlaunch.families.written import read_config
 from support.soak import examples
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "data" / "configs").glob("*.json"))

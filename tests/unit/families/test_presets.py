@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from llmlaunch.documents.validate import BadKey
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.families.lookup import find_model, resolve_model
-from llmlaunch.families.presets import load_preset
 from llmlaunch.families.registry import family_names, family_of
 from llmlaunch.models.shape import (
     MlaShape,

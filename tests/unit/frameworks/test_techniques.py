@@ -13,7 +13,7 @@ from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
-from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.changes import judge_layouts
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.recipe.types import Recipe

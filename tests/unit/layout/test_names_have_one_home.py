@@ -56,7 +56,7 @@ OTHER_MEANINGS = {
 }
 # Files that have the name of a family, and why.
 NAMING_A_FAMILY = {
-    "calibration/stated/megatron_records.py": "names of Megatron-Bridge's recipes, as records have them",
+    "calibration/stated/trainers.py": "names of Megatron-Bridge's recipes, as records have them",
     "frameworks/deepspeed/hugging_face.py": "the preset that run_clm.py changes the sizes of",
     "models/shape.py": "the family of a shape whose record names none",
     "trainers/deepspeed/train.py": "the small model that a baseline is measured with; trainers import nothing of ours",

@@ -8,12 +8,11 @@ import pytest
 from shapes import LLAMA2_7B, LLAMA3_8B
 
 from llmlaunch.facts import Gathering
-from llmlaunch.families.presets import load_preset, preset_names
+from llmlaunch.families.hub_ids import load_preset, preset_names
 from llmlaunch.layers.modules import ModuleSplit
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.memory import gathering
-from llmlaunch.memory.gathering import gathered
-from llmlaunch.memory.modules import modules_of
+from llmlaunch.memory.gathering import gathered, modules_of
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques.requests import Adapters
 

@@ -10,7 +10,7 @@ import pytest
 from layer_tensors import rank_tensors
 from shapes import job_of
 
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.model import model_of

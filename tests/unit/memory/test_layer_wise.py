@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shapes import LLAMA3_8B, MIXTRAL, job_of, ranks
 
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns

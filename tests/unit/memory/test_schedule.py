@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shapes import LLAMA3_8B, MEGATRON
 
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.layer_bytes import layers_of

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from shapes import MEGATRON, job_of
 
-from llmlaunch.families.presets import load_preset, preset_names
+from llmlaunch.families.hub_ids import load_preset, preset_names
 from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
 from llmlaunch.layers.block import Block, Saved

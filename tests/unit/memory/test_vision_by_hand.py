@@ -11,7 +11,7 @@ import pytest
 from shapes import job_of
 
 from llmlaunch.facts import MemoryFacts
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout, LayoutColumns

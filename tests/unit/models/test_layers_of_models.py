@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.layers.attention import Attention
 from llmlaunch.layers.block import Block
 from llmlaunch.layers.layer import Layer

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.families.presets import load_preset, preset_names
+from llmlaunch.families.hub_ids import load_preset, preset_names
 from llmlaunch.layers.parameters import ModelParameters, count_parameters
 
 

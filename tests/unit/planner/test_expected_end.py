@@ -10,15 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
-from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
+from llmlaunch.calibration.lessons import NO_LESSONS, PUBLISHED_RATE, Lessons, StopRate
 from llmlaunch.frameworks.checkpoints import lead_seconds
 from llmlaunch.planner.expected_end import (
     EndDistribution,
     best_interval_seconds,
     expected_end,
 )
-from llmlaunch.planner.outlook import ExpectedEnd
+from llmlaunch.planner.plan import ExpectedEnd
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.plan_text import length_lines

@@ -8,7 +8,7 @@ import pytest
 
 from llmlaunch.layout import Layout
 from llmlaunch.planner import fewer_and_faster
-from llmlaunch.planner.judge import safe_layouts
+from llmlaunch.planner.changes import safe_layouts
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_sized_plan

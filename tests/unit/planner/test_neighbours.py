@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.planner.judge import judge_layouts as judged_alone
+from llmlaunch.planner.changes import judge_layouts as judged_alone
 from llmlaunch.planner.neighbours import Neighbour, neighbours
 from llmlaunch.planner.plan import Candidate, as_planned
 from llmlaunch.planner.planning import make_plan

@@ -15,8 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmlaunch.errors import UserError
-from llmlaunch.planner.changes import relax_pins
-from llmlaunch.planner.judge import rules_failed
+from llmlaunch.planner.changes import relax_pins, rules_failed
 from llmlaunch.planner.no_legal_layout import legal_values, no_layout, tightest_rule
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search

@@ -8,8 +8,8 @@ from llmlaunch.planner import hints, neighbours, no_legal_layout, smallest_chang
 from llmlaunch.planner.no_legal_layout import no_layout
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
-from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget, count_candidates
 from llmlaunch.planner.search import search
+from llmlaunch.planner.setting import BudgetSpent, PricingBudget, count_candidates
 from llmlaunch.planner.smallest_change import CUT_SHORT, find_advice
 from llmlaunch.progress import heard_by
 from support.plans import gallery_setting

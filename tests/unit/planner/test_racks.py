@@ -8,7 +8,7 @@ import pytest
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.layout import Layout
-from llmlaunch.planner.racks import group_nodes, rack_note, segment_nodes
+from llmlaunch.planner.setting import group_nodes, rack_note, segment_nodes
 
 RACK = load_cluster("gb300-nvl72")
 KNOWN = replace(RACK, nodes_per_block=18)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.changes import judge_layouts
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan, plan_of
 from llmlaunch.planner.search import REHEARSED, SearchResult, search

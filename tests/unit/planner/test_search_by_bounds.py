@@ -17,9 +17,8 @@ from llmlaunch.memory.grouped_pricing import (
     worst_of_sums,
 )
 from llmlaunch.memory.job import Job
-from llmlaunch.planner.bounds import LeastSeconds, least_state_bytes_of, passes_with
 from llmlaunch.planner.legality import first_failed, situation, technique_legality
-from llmlaunch.planner.memory_bounds import MemoryBounds
+from llmlaunch.planner.memory_bounds import LeastSeconds, MemoryBounds, least_state_bytes_of, passes_with
 from llmlaunch.planner.plan import Candidate
 from llmlaunch.planner.pricing import price_all
 from llmlaunch.planner.search import EXACT, SearchResult, search

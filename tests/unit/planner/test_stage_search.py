@@ -23,14 +23,10 @@ from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job
 from llmlaunch.models.shape import MoeShape
-from llmlaunch.planner.leading_layers import (
-    MixtureCapacities,
-    balance_leading,
-)
 from llmlaunch.planner.search_space import enumerate_splits
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.stage_balance import Costs, balance_alike, balance_kinds
-from llmlaunch.planner.stage_capacities import capacities, fitting, may_hold_all
+from llmlaunch.planner.stage_capacities import MixtureCapacities, balance_leading, capacities, fitting, may_hold_all
 from llmlaunch.planner.stage_search import balanced, balanced_within, costs_of
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.stages import stage_seconds, stages

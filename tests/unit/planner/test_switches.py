@@ -11,7 +11,7 @@ import pytest
 
 from llmlaunch.frameworks.base import StateTechniques, StepTechniques
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.planner.judge import judge_layouts, rules_failed
+from llmlaunch.planner.changes import judge_layouts, rules_failed
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.pricing import price_all
 from llmlaunch.planner.search_space import (

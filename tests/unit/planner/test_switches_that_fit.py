@@ -15,7 +15,7 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.planner.candidate import Candidate
-from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.changes import judge_layouts
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.search import EXACT, SearchResult, search
 from llmlaunch.planner.setting import Setting

@@ -11,8 +11,8 @@ from llmlaunch.app.planned_run import plan
 from llmlaunch.app.rendered_job import rendered_recipe
 from llmlaunch.documents.keys import dotted_keys
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.command_line_paths import PATHS, from_working_directory
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.overrides import PATHS, from_working_directory
 from llmlaunch.recipe.types import recipe_form
 from support.recipes import recipe_text
 

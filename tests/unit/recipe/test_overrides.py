@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.variants import variants
+from llmlaunch.recipe.overrides import variants
 from support.recipes import SMALL
 
 PATH = str(SMALL)

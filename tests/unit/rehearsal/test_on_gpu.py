@@ -14,9 +14,8 @@ from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.errors import UserError
 from llmlaunch.launchers.base import JobState, Submission
 from llmlaunch.launchers.choose import LauncherChoice
-from llmlaunch.rehearsal.job_alone import job_alone
 from llmlaunch.rehearsal.on_gpu import STEPS, run_alone
-from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank
+from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank, job_alone
 from llmlaunch.units import GIB
 
 ROOT = Path(__file__).parents[3]

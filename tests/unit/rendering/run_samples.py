@@ -20,8 +20,8 @@ from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.sections import Notices, Tracking, WandbRun
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe, Restart
-from llmlaunch.rehearsal.job_alone import JobAlone
 from llmlaunch.rehearsal.on_gpu import LoneRank, lone_rank
+from llmlaunch.rehearsal.ranks import JobAlone
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.rendering.scripts import job_script
 

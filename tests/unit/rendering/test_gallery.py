@@ -11,7 +11,7 @@ import pytest
 from llmlaunch.app.gallery import gallery
 from llmlaunch.assets import asset
 from llmlaunch.cluster.load import find_accelerator
-from llmlaunch.families.presets import preset_names
+from llmlaunch.families.hub_ids import preset_names
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.plan_json import plan_json

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from llmlaunch.calibration.comparable_runs import RunClass, support_of
 from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
-from llmlaunch.calibration.ratios import Score
+from llmlaunch.calibration.ratios import RunClass, Score, support_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.refusal import explain_unsafe

@@ -9,9 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from llmlaunch.calibration.comparable_runs import RunClass, ratio_bound, support_of
 from llmlaunch.calibration.lessons import Lessons
-from llmlaunch.calibration.ratios import Score
+from llmlaunch.calibration.ratios import RunClass, Score, ratio_bound, support_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan, make_sized_plan

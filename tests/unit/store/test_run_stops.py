@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
+from llmlaunch.calibration.lessons import PUBLISHED_RATE, StopRate
 from llmlaunch.rundir.summary import AttemptSummary
 from llmlaunch.store.collect import collect
 from llmlaunch.store.database import Store

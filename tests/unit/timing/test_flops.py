@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from timed_jobs import BASE, LLAMA, job, time_of, total
 
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layers.attention import SoftmaxAttention
 from llmlaunch.layers.model import model_of

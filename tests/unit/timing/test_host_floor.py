@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from timed_jobs import BASE, FACTS, LLAMA, term, total
 
 from llmlaunch.facts import MemoryFacts
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.job import Job

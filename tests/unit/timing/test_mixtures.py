@@ -22,7 +22,7 @@ from llmlaunch.calibration.records import machine_of
 from llmlaunch.cluster.cards import machines
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.effects.expert_overlap import beside_another_microbatch
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.mixture import Mixture
 from llmlaunch.layers.model import model_of
@@ -32,9 +32,8 @@ from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques.requests import PagedStash
 from llmlaunch.techniques.switches import FULL_ITERATION, GraphScope
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.exchange import distinct_parts, expert_exchange
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
-from llmlaunch.timing.network import host_link_bytes_per_second
+from llmlaunch.timing.network import distinct_parts, expert_exchange, host_link_bytes_per_second
 from llmlaunch.timing.passes import moves_activations, moving_seconds
 from llmlaunch.timing.products import Work, pace, split_of
 from support.changed_facts import changed

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from timed_jobs import BASE, H100, LLAMA, WORK, job, time_of
 
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape, SlidingWindow
-from llmlaunch.timing.exchange import tensor_passes
+from llmlaunch.timing.network import tensor_passes
 from llmlaunch.timing.products import pace, split_of
 from llmlaunch.timing.stages import pieces, stage_seconds, stages
 from llmlaunch.timing.step import update_seconds

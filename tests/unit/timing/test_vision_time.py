@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from timed_jobs import H100, job
 
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.arithmetic import token_flops

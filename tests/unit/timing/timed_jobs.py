@@ -8,7 +8,7 @@ import numpy as np
 
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile import Cluster
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job

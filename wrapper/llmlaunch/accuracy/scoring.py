@@ -12,7 +12,7 @@ import numpy as np
 from llmlaunch.calibration.cases import NO_SIZES, Case
 from llmlaunch.calibration.evidence import FUJII_SHARE, JobClass
 from llmlaunch.calibration.margins import margin_by_evidence
-from llmlaunch.calibration.record_cases import case_or_reason
+from llmlaunch.calibration.pool import case_or_reason
 from llmlaunch.calibration.records import CPU, Record, machine_of
 from llmlaunch.cluster.cards import accelerator_of_card
 from llmlaunch.cluster.load import accelerator_table

@@ -32,9 +32,8 @@ from llmlaunch.imports.recipe_file import (
 )
 from llmlaunch.imports.script_words import ScriptWords
 from llmlaunch.layout import RECOMPUTE_NAMES
-from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.load import load_written, recipe_from
-from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.recipe.overrides import apply_overrides, from_working_directory
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted
 from llmlaunch.units import duration

@@ -15,9 +15,8 @@ from llmlaunch.errors import UserError
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.search import REHEARSED
 from llmlaunch.progress import report
-from llmlaunch.rehearsal.job_alone import JobAlone, job_alone
 from llmlaunch.rehearsal.place import RehearsalPlace, chosen_place
-from llmlaunch.rehearsal.ranks import RankChoice, RehearsedRank, chosen_ranks
+from llmlaunch.rehearsal.ranks import JobAlone, RankChoice, RehearsedRank, chosen_ranks, job_alone
 from llmlaunch.rehearsal.records import records_of
 from llmlaunch.rehearsal.report import rehearsal_json
 from llmlaunch.rehearsal.verdict import Judgement, NextLayout, judge_plan, next_layout, unseen_by_a_trace

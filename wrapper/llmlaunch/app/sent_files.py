@@ -16,9 +16,8 @@ from llmlaunch.app.variants import Variant
 from llmlaunch.documents.secrets import holds_secret, refuse_secrets
 from llmlaunch.documents.yaml_strict import KeyPath, read_document
 from llmlaunch.errors import UserError
-from llmlaunch.recipe.command_line_paths import is_cluster_path
 from llmlaunch.recipe.load import refuse_written_secrets
-from llmlaunch.recipe.overrides import parse_override
+from llmlaunch.recipe.overrides import is_cluster_path, parse_override
 from llmlaunch.rendering.git import listed
 from llmlaunch.rendering.provenance import LIMIT_BYTES, snapshot_of
 

@@ -8,19 +8,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmlaunch.app.messages import Notify
-from llmlaunch.calibration.comparable_runs import (
+from llmlaunch.calibration.evidence import EvidenceRun, job_class
+from llmlaunch.calibration.lessons import Lessons, Support, no_support, unmeasured_support
+from llmlaunch.calibration.margins import DEFAULT_RISK
+from llmlaunch.calibration.ratios import (
+    BOUNDING,
     RESIDENT,
     RunClass,
     mark_outdated,
+    own_runs,
     ratio_bound,
     support_of,
     trusted_correction,
 )
-from llmlaunch.calibration.evidence import EvidenceRun, job_class
-from llmlaunch.calibration.lessons import Lessons, Support, no_support, unmeasured_support
-from llmlaunch.calibration.machines import time_class
-from llmlaunch.calibration.margins import DEFAULT_RISK
-from llmlaunch.calibration.ratios import BOUNDING, own_runs
+from llmlaunch.calibration.records import time_class
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.recorded import TABLES
 from llmlaunch.frameworks.registry import framework_of

@@ -74,7 +74,7 @@ class SweepOptions:
     def variants(self, recipe: str, words: Sequence[str]) -> list[Variant]:
         """Return the runs that `recipe` and `words` name: `words` are more recipes, and overrides that apply to every
         recipe. Raises UserError where the options contradict each other."""
-        from llmlaunch.recipe.variants import variants
+        from llmlaunch.recipe.overrides import variants
 
         recipes = [recipe, *(word for word in words if _is_recipe(word))]
         overrides = [word for word in words if not _is_recipe(word)]

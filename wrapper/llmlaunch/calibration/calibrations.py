@@ -25,7 +25,7 @@ IDENTITY = ("id", "backend", "accelerator", "made_at", "llmlaunch", "estimator")
 ROOMS = ("effects", "families", "frameworks", "layers", "memory", "models", "recipe", "techniques")
 MODULES = (
     *("facts.py", "layout.py", "workload.py"),
-    *("calibration/cases.py", "calibration/machines.py"),
+    *("calibration/cases.py", "calibration/records.py"),
     *("cluster/accelerators.json", "cluster/cards.py"),
 )
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.evidence import JobClass, job_class
-from llmlaunch.calibration.machines import recorded_machine
-from llmlaunch.calibration.records import CPU, Record
+from llmlaunch.calibration.records import CPU, Record, recorded_machine
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frameworks.argument import ALLOCATOR_NAMES

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from llmlaunch.calibration.calibrations import TIME, Errors, Quantity
 from llmlaunch.calibration.learning import Fit, errors_of_scores, folds_of, gains
-from llmlaunch.calibration.machines import TimeClass
 from llmlaunch.calibration.ratios import STEP, Score
+from llmlaunch.calibration.records import TimeClass
 from llmlaunch.calibration.step_times import TimedRun, predicted_seconds
 from llmlaunch.columns import FloatColumn
 from llmlaunch.timing.correction import FACTORS, NO_TIME_CORRECTION, TimeCorrection

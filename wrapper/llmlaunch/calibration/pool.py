@@ -10,15 +10,24 @@ from __future__ import annotations
 import json
 import marshal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmlaunch.calibration.cases import NO_RECORD, Prediction, model_text, predict
-from llmlaunch.calibration.record_cases import case_or_reason
+from llmlaunch.calibration.cases import (
+    NO_RECORD,
+    NO_SIZES,
+    SIZES,
+    Case,
+    Prediction,
+    Unsupported,
+    case_of,
+    model_text,
+    predict,
+)
 from llmlaunch.calibration.records import (
     CONFIGURATION,
     Record,
@@ -32,7 +41,35 @@ from llmlaunch.calibration.records import (
 )
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn, IntColumn
+from llmlaunch.errors import UserError
 from llmlaunch.models.shape import kind_of
+
+
+def case_or_reason(record: Record, clusters: Mapping[str, Cluster]) -> Case | str:
+    """Return the estimator's inputs for a record, or why it cannot be priced. `clusters` are the machines of known
+    accelerators (`cluster.cards.machines`). The store takes over any JSON object with an id, so a record may only look
+    like a measurement."""
+    return reason_unless_priced(lambda: _case(record, clusters))
+
+
+def reason_unless_priced(case: Callable[[], Case]) -> Case | str:
+    """Return the case, or why the record cannot be priced."""
+    try:
+        priced = case()
+        return priced if min(getattr(priced.layout, name) for name in SIZES) >= 1 else NO_SIZES
+    except (Unsupported, UserError) as refusal:
+        return str(refusal)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        return NO_RECORD
+
+
+def _case(record: Record, clusters: Mapping[str, Cluster]) -> Case:
+    if "parallelism" not in record or "recipe" in record:
+        return case_of(record, clusters)
+    from llmlaunch.calibration.stated import cases  # of runs that were measured elsewhere, which few stores have
+
+    return cases.case_of(record, clusters)
+
 
 DEVICE, RESERVED, ALLOCATED, OUTSIDE = QUANTITIES = ("device", "reserved", "allocated", "outside")
 OBSERVED = {RESERVED: "reserved_peak_bytes", ALLOCATED: "allocated_peak_bytes", OUTSIDE: "outside_torch_bytes"}

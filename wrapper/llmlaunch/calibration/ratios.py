@@ -15,8 +15,8 @@ A ratio is the score of a run (`Score`), corrected by what a calibration learned
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from llmlaunch.calibration.evidence import (
     DIED,
@@ -26,8 +26,13 @@ from llmlaunch.calibration.evidence import (
     EvidenceRun,
     JobClass,
     conformal_bound,
+    no_bound_sentence,
     runs_needed,
 )
+from llmlaunch.calibration.lessons import RatioBound, Support, no_support
+from llmlaunch.frameworks.framework_version import minor
+from llmlaunch.memory.job import Correction
+from llmlaunch.rundir.values import counted
 
 RISKS = (0.1, 0.05, 0.01)  # at which bounds are reported
 NEAR = 0.5  # of the rule's limit: from here on a planner chooses
@@ -112,3 +117,162 @@ def own_runs(scores: Sequence[Score], job: JobClass, memory_bytes: int) -> tuple
         needed = memory_bytes - predicted if died else round((score.score - 1.0) * predicted)
         runs.append(EvidenceRun(f"own-{index}", OWN, job, DIED if died else LIVED, predicted, needed))
     return tuple(runs)
+
+
+RESIDENT = ("resident",)  # the kind of peak on a CPU-only machine
+
+
+@dataclass(frozen=True)
+class RunClass:
+    """The class of runs that a plan belongs to. `family` is a value of `models.shape.kind_of`, `version` is the
+    framework's version, and `kinds` are the kinds of peak on which a margin may be based, best first."""
+
+    accelerator: str
+    family: str
+    version: str | None
+    kinds: tuple[str, ...] = BOUNDING
+
+
+def support_of(
+    scores: Sequence[Score], target: RunClass, calibration_id: str | None = None, risk: float | None = None
+) -> Support:
+    """Return the support for plans of the class `target`, from the scores on which a margin at `risk` would be
+    based."""
+    comparable = scores_of_best_kind(scores, 1 if risk is None else runs_needed(risk), target.kinds)
+    if not comparable:
+        missing = no_support(f"no comparable run on {target.accelerator} was measured")
+        return replace(missing, calibration_id=calibration_id)
+    lived = [score.score for score in comparable if score.score != DEATH]
+    family = sum(score.family == target.family for score in comparable)
+    version = sum(same_minor(score.version, target.version) for score in comparable)
+    support = Support(
+        runs=len(comparable),
+        sentence="",
+        of_family=family,
+        of_version=version,
+        died=len(comparable) - len(lived),
+        highest=max(lived, default=None),
+        calibration_id=calibration_id,
+        widened=_novelty(family, version, target),
+    )
+    return replace(support, sentence=_sentence(support, target))
+
+
+def _novelty(family: int, version: int, target: RunClass) -> str | None:
+    new = [] if family else [f"no run is of a {target.family} model"]
+    new += [] if version else [f"no run is of {_version_text(target.version)}"]
+    return f"{' and '.join(new)}: nothing is taken off the prediction for the others" if new else None
+
+
+def _sentence(support: Support, target: RunClass) -> str:
+    version = "" if minor(target.version) is None else f", {support.of_version} of {_version_text(target.version)}"
+    family = f"{support.of_family} of this family of models ({target.family})"
+    runs = f"{counted(support.runs, 'run')} on {target.accelerator}, {family}{version}"
+    dead = [f"{support.died} ran out of memory"] if support.died else []
+    above = None if support.highest is None else max(support.highest - 1.0, 0.0)
+    high = [] if above is None else [f"none peaked more than {100 * above:.1f} % above its prediction"]
+    source = "" if support.calibration_id is None else f" (calibration {support.calibration_id})"
+    return f"{runs}: {', '.join(dead + high)}{source}"
+
+
+def mark_outdated(support: Support) -> Support:
+    """Return the support given by a calibration that was learned with an earlier version of the formula."""
+    reason = "the formula has changed since: nothing is taken off the prediction for them"
+    return replace(support, widened=reason if support.widened is None else f"{support.widened}; {reason}")
+
+
+def trusted_correction(correction: Correction, support: Support) -> Correction:
+    """Return the part of a correction that applies to the plan. If the plan is new to the measured runs, only what
+    raises a prediction applies."""
+    if support.widened is None:
+        return correction
+    return replace(
+        correction,
+        torch_share=max(correction.torch_share, 0.0),
+        outside_bytes=max(correction.outside_bytes, 0.0),
+    )
+
+
+def ratio_bound(
+    scores: Sequence[Score], target: RunClass, risk: float, calibration_id: str | None = None
+) -> RatioBound:
+    """Return the bound at `risk` for plans of the class `target`: the larger of the bound over all comparable runs and
+    the bound over the runs predicted near the limit, where planners choose. The bound is widened if the plan is new to
+    the runs."""
+    needed = runs_needed(risk)
+    comparable = scores_of_best_kind(scores, needed, target.kinds)
+    same_version = [score for score in comparable if same_minor(score.version, target.version)]
+    runs = same_version if len(same_version) >= needed else comparable
+    bound = bound_at(risk, runs)
+    if bound.worse is None:
+        holder = "the store" if calibration_id is None else f"calibration {calibration_id}"
+        died = sum(score.score == DEATH for score in runs)
+        return RatioBound(len(runs), None, no_bound_sentence(risk, len(runs), died, holder))
+    kind = runs[0].kind
+    sentence = f"risk {risk:g} by {len(runs)} comparable runs on {target.accelerator}"
+    sentence += "" if calibration_id is None else f" (calibration {calibration_id})"
+    wider = _wider_bound(runs, target, risk)
+    if wider is not None and wider.ratio is None:
+        return RatioBound(len(runs), None, f"{sentence}: {wider.sentence}", wider.sentence)
+    ratio = max(bound.worse, 0.0 if wider is None else wider.ratio or 0.0, 1.0 if kind == "reserved" else 0.0)
+    sentence += f": a {kind} peak is at most {ratio:.3f} times the prediction{_deciding_runs(bound)}"
+    if wider is None:
+        return RatioBound(len(runs), ratio, sentence)
+    return RatioBound(len(runs), ratio, f"{sentence}; {wider.sentence}", wider.sentence)
+
+
+def _deciding_runs(bound: Bound) -> str:
+    decided_by_all = bound.ratio is None or bound.worse is None or bound.worse <= bound.ratio
+    return "" if decided_by_all else f" by the {bound.near_limit_runs} of them that were near the limit"
+
+
+@dataclass(frozen=True)
+class _WiderBound:
+    sentence: str
+    ratio: float | None  # None: nothing shows how much the new kind may differ
+
+
+def _wider_bound(runs: Sequence[Score], target: RunClass, risk: float) -> _WiderBound | None:
+    """Return the bound if the plan is new to the runs, or None if it is not."""
+    groupings: list[dict[Hashable, list[float]]] = []
+    new: list[str] = []
+    if all(score.family != target.family for score in runs):
+        groupings.append(_grouped((score.family, score.score) for score in runs))
+        new.append(f"no run is of a {target.family} model")
+    same = sum(same_minor(score.version, target.version) for score in runs)
+    if same < len(runs):  # there were too few runs of the same version
+        groupings.append(_grouped((minor(score.version), score.score) for score in runs))
+        new.append(f"{same} are of {_version_text(target.version)}")
+    if not new:
+        return None
+    novelty = " and ".join(new)
+    if any(len(groups) < 2 for groups in groupings):
+        return _WiderBound(f"{novelty}, and one other kind does not say how far kinds differ", None)
+    worst = max(_worst_ratio(scores, risk) for groups in groupings for scores in groups.values())
+    if not math.isfinite(worst):
+        return _WiderBound(f"{novelty}, and of another kind too many ran out of memory", None)
+    return _WiderBound(f"{novelty}: as far off as the worst of the other kinds, and never beyond the rule", worst)
+
+
+def _grouped(scores: Iterable[tuple[Hashable, float]]) -> dict[Hashable, list[float]]:
+    groups: dict[Hashable, list[float]] = {}
+    for group, score in scores:
+        groups.setdefault(group, []).append(score)
+    return groups
+
+
+def _worst_ratio(scores: Sequence[float], risk: float) -> float:
+    """Return the bound of one group by itself, or the group's highest score if it has too few runs for a bound."""
+    bound = upper_ratio(scores, risk)
+    return max(scores) if bound is None else bound
+
+
+def same_minor(version: str | None, other: str | None) -> bool:
+    """Whether two framework versions have the same major.minor. An unknown version equals every other one."""
+    first, second = minor(version), minor(other)
+    return first is None or second is None or first == second
+
+
+def _version_text(version: str | None) -> str:
+    number = minor(version)
+    return f"version {version}" if number is None else f"version {number[0]}.{number[1]}"

@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 
 from llmlaunch.calibration.cases import NO_MACHINE, Case, model_text
-from llmlaunch.calibration.machines import TimeClass, time_class, timed_machine
-from llmlaunch.calibration.pool import PRICED_BY
-from llmlaunch.calibration.record_cases import case_or_reason
-from llmlaunch.calibration.records import REHEARSED, Record, problem, table_of
+from llmlaunch.calibration.pool import PRICED_BY, case_or_reason
+from llmlaunch.calibration.records import REHEARSED, Record, TimeClass, problem, table_of, time_class, timed_machine
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.models.shape import kind_of

@@ -112,7 +112,7 @@ def _clusters(before: Sequence[str], incomplete: str) -> Iterator[str]:
 
 
 def _models(before: Sequence[str], incomplete: str) -> Iterator[str]:
-    from llmlaunch.families.presets import preset_names
+    from llmlaunch.families.hub_ids import preset_names
 
     return (name for name in preset_names() if name.startswith(incomplete))
 

@@ -24,8 +24,7 @@ from llmlaunch.documents.secrets import is_secret_variable, secret_in, without_p
 from llmlaunch.documents.slurm_options import follows_from_recipe, sbatch_option_problem, sbatch_value_problem
 from llmlaunch.documents.text import is_set_by_launcher, mount_problem, variable_problem
 from llmlaunch.documents.yaml_strict import read_text
-from llmlaunch.families.hub_ids import hub_model, is_hub_id, unknown_hub_id
-from llmlaunch.families.presets import preset_names
+from llmlaunch.families.hub_ids import hub_model, is_hub_id, preset_names, unknown_hub_id
 from llmlaunch.recipe.training import Training
 from llmlaunch.user_data import with_home
 

@@ -14,7 +14,7 @@ from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.tokens import hidden_bytes
-from llmlaunch.timing.layer_parts import LayerParts
+from llmlaunch.timing.effects import LayerParts
 from llmlaunch.timing.products import SplitColumns, Work
 
 

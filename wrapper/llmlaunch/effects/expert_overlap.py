@@ -17,8 +17,7 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.tokens import layer_input
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.effects import TimeEffect
-from llmlaunch.timing.layer_parts import LayerParts
+from llmlaunch.timing.effects import LayerParts, TimeEffect
 from llmlaunch.timing.network import exposed
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 

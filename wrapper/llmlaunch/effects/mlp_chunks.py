@@ -9,8 +9,7 @@ from llmlaunch.layers.columns import LayerColumns
 from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job
-from llmlaunch.timing.effects import TimeEffect
-from llmlaunch.timing.layer_parts import LayerParts, Repeated
+from llmlaunch.timing.effects import LayerParts, Repeated, TimeEffect
 from llmlaunch.timing.products import DevicePace, SplitColumns
 
 

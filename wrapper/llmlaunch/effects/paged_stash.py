@@ -27,8 +27,7 @@ from llmlaunch.memory.job import Job, RankColumns, head_rank
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.priced_layers import Gone, PricedLayers
 from llmlaunch.memory.schedule import in_flight
-from llmlaunch.timing.effects import TimeEffect
-from llmlaunch.timing.layer_parts import LayerParts
+from llmlaunch.timing.effects import LayerParts, TimeEffect
 from llmlaunch.timing.network import exposed
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work
 

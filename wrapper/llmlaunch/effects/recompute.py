@@ -26,8 +26,7 @@ from llmlaunch.memory.priced_layers import Gone, PricedLayers, by_module, either
 from llmlaunch.memory.schedule import in_flight
 from llmlaunch.models.sections import Vision
 from llmlaunch.techniques.treatments import Recompute
-from llmlaunch.timing.effects import TimeEffect
-from llmlaunch.timing.layer_parts import LayerParts, Repeated
+from llmlaunch.timing.effects import LayerParts, Repeated, TimeEffect
 from llmlaunch.timing.products import DevicePace, SplitColumns, rates
 
 TERM = "recomputed_layer"

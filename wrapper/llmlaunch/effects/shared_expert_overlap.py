@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.memory.job import Job
-from llmlaunch.timing.effects import TimeEffect
-from llmlaunch.timing.layer_parts import LayerParts
+from llmlaunch.timing.effects import LayerParts, TimeEffect
 from llmlaunch.timing.network import exposed
 from llmlaunch.timing.products import SplitColumns, Work
 

@@ -17,8 +17,7 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.tokens import layer_input
 from llmlaunch.techniques.what_ifs import Swap
-from llmlaunch.timing.effects import TimeEffect
-from llmlaunch.timing.layer_parts import LayerParts, Repeated
+from llmlaunch.timing.effects import LayerParts, Repeated, TimeEffect
 from llmlaunch.timing.products import DevicePace, SplitColumns
 
 ROUNDING_BUFFERS = 2.0

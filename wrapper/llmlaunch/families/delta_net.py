@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.families.config_keys import MOST_LAYERS, ConfigKey, read_keys, up_to
-from llmlaunch.families.decoder import COMMON, NO_BIAS, only_if_given, silu_decoder
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.rotary import ROTARY_PERCENT
-from llmlaunch.families.windows import FULL, full_attention_period
+from llmlaunch.families.decoder import (
+    COMMON,
+    FULL,
+    NO_BIAS,
+    ROTARY_PERCENT,
+    full_attention_period,
+    only_if_given,
+    silu_decoder,
+)
+from llmlaunch.families.family import MOST_LAYERS, ConfigKey, ConfigReader, read_keys, up_to
 from llmlaunch.models.shape import LinearAttention, ModelShape
 
 LINEAR = "linear_attention"

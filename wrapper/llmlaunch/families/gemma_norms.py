@@ -8,10 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import ConfigKey, read_keys
-from llmlaunch.families.decoder import COMMON, NO_BIAS, decoder, without
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.windows import written_windows
+from llmlaunch.families.decoder import COMMON, NO_BIAS, decoder, without, written_windows
+from llmlaunch.families.family import ConfigKey, ConfigReader, read_keys
 from llmlaunch.models.shape import ModelShape
 
 ACTIVATION = "gelu_pytorch_tanh"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
-from llmlaunch.families.presets import load_preset, preset_names, preset_values, shape_of
+from llmlaunch.families.hub_ids import load_preset, preset_names, preset_values, shape_of
 from llmlaunch.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def resolve_model(
     """
     if isinstance(spec, str):
         return _named(spec, base_dir)
-    from llmlaunch.families.form import model_form
-    from llmlaunch.families.inline import complete_shape, with_dense_layers
+    from llmlaunch.families.inline import complete_shape, model_form, with_dense_layers
 
     document = Document("model", "", spec, {}, {})
     written = validate(model_form(), document)
@@ -83,7 +82,7 @@ def _named(spec: str, base_dir: Path) -> tuple[ModelShape, tuple[str, ...]]:
         raise UserError(
             f"{spec!r}: no such file or folder; as a model on the hub {unknown_hub_id(spec, preset_names())}"
         )
-    from llmlaunch.families.config import read_config
+    from llmlaunch.families.written import read_config
 
     return read_config(path)
 

@@ -8,10 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import NORMALIZED, ConfigKey, read_keys
-from llmlaunch.families.decoder import WINDOWLESS
-from llmlaunch.families.local_experts import TOPK, auxiliary, mixture_of, written_auxiliary
-from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.decoder import TOPK, WINDOWLESS, auxiliary, mixture_of, written_auxiliary
+from llmlaunch.families.family import NORMALIZED, ConfigKey, ConfigReader, read_keys
 from llmlaunch.models.shape import ModelShape, MoeShape, Router
 
 QWEN_EXPERTS = (

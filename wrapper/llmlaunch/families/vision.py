@@ -8,9 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import ConfigKey, keys_by_field, read_keys, up_to, written_keys
-from llmlaunch.families.family import VisionClass
-from llmlaunch.families.reader import ConfigReader, short
+from llmlaunch.families.family import (
+    ConfigKey,
+    ConfigReader,
+    VisionClass,
+    keys_by_field,
+    read_keys,
+    short,
+    up_to,
+    written_keys,
+)
 from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
 

@@ -1,5 +1,5 @@
 """Arguments that the user passes on to a framework, in three classes: priced by the formula, neutral to GPU memory, and
-unknown. Unknown arguments count where they could matter (planner/doubt.py)."""
+unknown. Unknown arguments count where they could matter (planner/refusal.py)."""
 
 from __future__ import annotations
 

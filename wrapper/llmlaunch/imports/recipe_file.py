@@ -23,9 +23,8 @@ from llmlaunch.documents.yaml_strict import Document, parse_document, read_text
 from llmlaunch.errors import UserError
 from llmlaunch.imports.command import read_command
 from llmlaunch.imports.script_words import ScriptWords
-from llmlaunch.recipe.command_line_paths import from_working_directory
 from llmlaunch.recipe.load import recipe_from
-from llmlaunch.recipe.overrides import apply_overrides
+from llmlaunch.recipe.overrides import apply_overrides, from_working_directory
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.foreign_values import is_whole_number

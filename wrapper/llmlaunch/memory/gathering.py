@@ -19,12 +19,36 @@ import numpy as np
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import Gathering
+from llmlaunch.families.registry import family_named
 from llmlaunch.frozen import frozen
-from llmlaunch.layers.modules import Module, ModuleSplit
+from llmlaunch.layers.encoder import encoder_of
+from llmlaunch.layers.model import model_of
+from llmlaunch.layers.modules import NO_PARAMETERS, Module, ModuleSplit, ModuleStyle, container
+from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.memory.job import Job, RankColumns
-from llmlaunch.memory.modules import modules_of
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques.requests import Adapters
+
+
+@lru_cache(maxsize=64)
+def modules_of(shape: ModelShape, split: ModuleSplit, adapters: Adapters | None) -> tuple[Module, ...]:
+    """Return the modules of a whole model on one device, those of low-rank adapters among them, each before what is
+    inside it."""
+    counts, model, encoder = count_parameters(shape), model_of(shape), encoder_of(shape)
+    divided, tied = counts.embedding // split.tensor, shape.tied_embeddings
+    family = family_named(shape.family)
+    style = ModuleStyle(split, adapters, family.fuses_linears, family.gathered_mixture)
+    kinds = [layer.modules(style) for layer in model.kinds]
+    table = Module(
+        (counts.embedding if split.table_whole else divided,), frozen_table=adapters is not None and not tied
+    )
+    positions = [Module((counts.positions,))] if counts.positions else []
+    images = encoder.modules(split) if encoder is not None else []
+    layers = (module for kind in model.order for module in kinds[kind])
+    body = container([table, *positions, *images, NO_PARAMETERS, *layers, Module((counts.final_norm,))])
+    head = Module(() if tied else (divided,), shares_table=tied)
+    further = [Module((counts.mtp,))] if counts.mtp else []
+    return tuple(container([*body, head, *further]))
 
 
 @frozen

@@ -8,11 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from llmlaunch.errors import UserError
-from llmlaunch.planner.budgets import budget_shares, most_exceeded
 from llmlaunch.planner.no_legal_layout import tightest_rule
-from llmlaunch.planner.plan import NodeTrial, Plan, Sizing
-from llmlaunch.planner.pricing_budget import within_budget
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.plan import NodeTrial, Plan, Sizing, budget_shares, most_exceeded
+from llmlaunch.planner.setting import Setting, within_budget
 from llmlaunch.planner.sizing import (
     DEFAULT_MOST_NODES,
     length_text,
@@ -22,7 +20,7 @@ from llmlaunch.planner.sizing import (
     sufficient_budget,
 )
 
-BUDGET_CANDIDATES = 150_000  # of the search for nodes that stay within the recipe's budget (`pricing_budget`)
+BUDGET_CANDIDATES = 150_000  # of the search for nodes that stay within the recipe's budget (`PricingBudget`)
 
 
 def nearest_count(setting: Setting, sizing: Sizing) -> NodeTrial:

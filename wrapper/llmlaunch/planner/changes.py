@@ -1,32 +1,39 @@
 """Changed recipes and layouts, and what becomes of them: what neighbours, hints and advice are made of.
 
 Each of these is a list of changes to try and an order of preference. A changed recipe is searched (`planned`), changed
-layouts are judged side by side (`judge.py`), and all that is looked at counts for the budget of whoever asks
-(`pricing_budget`).
+layouts are judged side by side (`judge_layouts`), and all that is looked at counts for the budget of whoever asks
+(`PricingBudget`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.errors import UserError
-from llmlaunch.layout import AMOUNTS, RECOMPUTE_LAYERS, RECOMPUTE_NAMES, Layout
+from llmlaunch.layout import AMOUNTS, RECOMPUTE_LAYERS, RECOMPUTE_NAMES, Layout, LayoutColumns, Rule
+from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.planner.candidate import Candidate, Change
+from llmlaunch.planner.evidence import evidence_of, rehearsal_on
 from llmlaunch.planner.headroom import search_with_headroom
-from llmlaunch.planner.search import SearchResult, search
+from llmlaunch.planner.legality import situation
+from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import as_ints, searched_values
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.setting import Setting, count_candidates, node_of
 from llmlaunch.recipe.layout_keys import belonging
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import written_pin
 from llmlaunch.techniques import NO_TECHNIQUES
+from llmlaunch.timing.step import step_time
+from llmlaunch.units import GIB
+from llmlaunch.verdicts import TIGHT
 
 BELONGS = {name: kind for name, (owner, kind) in belonging().items() if owner == "recompute"}  # to a kind of recompute
 KINDS = frozenset({"sequence_parallel", "zero_stage", "recompute"})
@@ -180,3 +187,110 @@ def stated_value(recipe: Recipe, name: str) -> Any:
         return recipe.pins[name]
     value = getattr(recipe.techniques, name, None)
     return None if value == getattr(NO_TECHNIQUES, name, None) else value
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a layout is refused. `key` is a rule's key, "tight", "memory", "host_memory", "broken_estimate" or
+    "rehearsed"; `reason` is the rule's sentence, what overflows and by how much, which law of memory the estimate
+    breaks, or what a rehearsal showed."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LayoutVerdict:
+    """One layout with its step seconds and device bytes, both None where a rule refuses the layout before pricing."""
+
+    layout: Layout
+    step_seconds: float | None
+    device_bytes: int | None
+    refusal: Refusal | None
+
+    @property
+    def legal(self) -> bool:
+        return self.device_bytes is not None
+
+
+def rules_failed(recipe: Recipe, layouts: LayoutColumns, rules: Sequence[Rule]) -> NDArray[np.bool_]:
+    """Return which rule (row) refuses which layout (column)."""
+    judged = situation(recipe, layouts)
+    return np.array([~rule.allows(judged) for rule in rules], dtype=np.bool_).reshape(len(rules), len(layouts))
+
+
+def judge_layouts(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
+    """Return the verdict on each of `layouts`, which split exactly the recipe's devices, in their order.
+
+    Raises:
+        UserError: the backend cannot do what the recipe asks for, whatever the layout.
+    """
+    # In the order of a search, which asks rules of techniques last.
+    rules = sorted(setting.backend.rules(setting.recipe), key=lambda rule: rule.of_techniques)
+    failed = rules_failed(setting.recipe, LayoutColumns.of(layouts), rules)
+    refusals = [next((rule for rule, fails in zip(rules, column, strict=True) if fails), None) for column in failed.T]
+    priced = iter(_priced(setting, [at for at, rule in zip(layouts, refusals, strict=True) if rule is None]))
+    return [
+        next(priced) if rule is None else LayoutVerdict(at, None, None, Refusal(rule.key, rule.sentence))
+        for at, rule in zip(layouts, refusals, strict=True)
+    ]
+
+
+def safe_layouts(setting: Setting, recipe: Recipe, layouts: Sequence[Layout]) -> list[tuple[float, Layout]]:
+    """Return those of the `layouts` that are safe with a changed recipe, and the seconds of their steps; none where its
+    backend cannot do it."""
+    try:
+        verdicts = judge_layouts(setting.with_recipe(recipe), layouts)
+    except UserError:
+        return []
+    return [(v.step_seconds, v.layout) for v in verdicts if v.refusal is None and v.step_seconds is not None]
+
+
+def _priced(setting: Setting, layouts: Sequence[Layout]) -> list[LayoutVerdict]:
+    columns = LayoutColumns.of(layouts)
+    count_candidates(len(layouts))
+    if not layouts:
+        return []
+    device = worst_ranks(setting.job, columns).device_bytes
+    seconds = setting.lessons.shared_factor * step_time(setting.job, setting.cluster, columns).total
+    decisive = [step for step in setting.lessons.measured_steps if step.decides]
+    ran = [evidence_of(decisive, setting.recipe, layout) for layout in layouts]
+    return [
+        LayoutVerdict(
+            layout,
+            float(seconds[i]) if (measured := ran[i]) is None else measured.step_seconds,
+            int(device[i]),
+            _by_memory(setting, layout),
+        )
+        for i, layout in enumerate(layouts)
+    ]
+
+
+def _by_memory(setting: Setting, layout: Layout) -> Refusal | None:
+    detail = estimate(setting.job, layout, node=node_of(setting.recipe))
+    worst, limit, host = detail.worst, setting.limit.limit_bytes, setting.host_limit.limit_bytes
+    rehearsed = rehearsal_on(setting, layout, worst.device_bytes)
+    if detail.fault is not None:
+        return Refusal(BROKEN_ESTIMATE, f"its estimate cannot be right, which is a bug of llmlaunch: {detail.fault}")
+    if rehearsed is not None and rehearsed.refuses(limit):
+        return Refusal(REHEARSED, rehearsed.sentence)
+    if worst.device_bytes > limit and not (rehearsed is not None and rehearsed.allows(limit)):
+        over = (worst.device_bytes - limit) / GIB
+        return Refusal(
+            TIGHT if setting.limit.verdict_of(worst.device_bytes) == TIGHT else MEMORY,
+            f"needs {over:.1f} GiB more than the limit on pipeline rank {worst.pipeline_rank}, "
+            f"most of it {_largest(worst.terms)}",
+        )
+    needs = detail.host_bytes_per_node or 0
+    if needs > host:
+        return Refusal(
+            HOST_MEMORY,
+            f"a node needs {(needs - host) / GIB:.1f} GiB more host memory than the limit, "
+            f"most of it {_largest(detail.host_terms)}",
+        )
+    return None
+
+
+def _largest(terms: Mapping[str, int]) -> str:
+    term, size = max(terms.items(), key=lambda item: item[1])
+    return f"{term.replace('_', ' ')} with {size / GIB:.1f} GiB"

@@ -21,8 +21,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.frameworks.checkpoints import expected_save_seconds, pause_seconds, resume_seconds
 from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.frozen import frozen
-from llmlaunch.planner.outlook import ExpectedEnd
-from llmlaunch.planner.plan import Candidate, JobLength
+from llmlaunch.planner.plan import Candidate, ExpectedEnd, JobLength
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.values import counted

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llmlaunch.layout import Layout
-from llmlaunch.planner.judge import safe_layouts
-from llmlaunch.planner.outlook import FasterOnFewer
-from llmlaunch.planner.plan import Plan, as_planned
+from llmlaunch.planner.changes import safe_layouts
+from llmlaunch.planner.plan import FasterOnFewer, Plan, as_planned
 from llmlaunch.planner.search_space import pinned_numbers
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe

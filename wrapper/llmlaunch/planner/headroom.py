@@ -20,15 +20,38 @@ import numpy as np
 
 from llmlaunch.calibration.lessons import MeasuredStep, Rehearsal
 from llmlaunch.layout import AMOUNTS, LayoutColumns
-from llmlaunch.planner.budgets import budget_shares
 from llmlaunch.planner.evidence import same_split
 from llmlaunch.planner.incumbents import Reach
-from llmlaunch.planner.plan import FullerLayout, JobLength
+from llmlaunch.planner.plan import FullerLayout, JobLength, budget_shares
 from llmlaunch.planner.points import Points, join_rows
 from llmlaunch.planner.preference import HeadroomRule, headroom_rule
 from llmlaunch.planner.search import EXACT, OUTPACED, LegalLayouts, SearchResult, search
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.single_runs import paced
+
+
+def paced(setting: Setting, result: SearchResult) -> SearchResult:
+    """Return the result with all step times corrected by what single runs show. The ranking stays."""
+    pace = setting.lessons.shared_factor
+    if len(result.first) and not any(step.decides for step in setting.lessons.measured_steps):
+        first = int(result.first[0])
+        measured = result.measured.get(first)
+        pace = pace if measured is None else measured.step_seconds / float(result.step_seconds[first])
+    if pace == 1.0:
+        return result
+    rows = replace(result.points.rows, step_seconds=pace * result.step_seconds)
+    points = replace(result.points, rows=rows)
+    return replace(result, points=points, preferred_seconds=pace * result.preferred_seconds, pace=pace)
+
+
+def with_pace_of(setting: Setting, result: SearchResult) -> Setting:
+    """Return the setting in which every other layout is timed as those of the result were, so that what is compared
+    with its plan is compared alike."""
+    lessons = setting.lessons
+    if not lessons.measured_steps:
+        return setting
+    decisive = tuple(step for step in lessons.measured_steps if step.decides)
+    return setting.with_lessons(replace(lessons, measured_steps=decisive, shared_factor=result.pace))
+
 
 Evidence = TypeVar("Evidence", Rehearsal, MeasuredStep)
 

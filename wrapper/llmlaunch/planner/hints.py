@@ -14,16 +14,15 @@ from typing import Any
 from llmlaunch.frozen import frozen
 from llmlaunch.planner.candidate import yaml_text
 from llmlaunch.planner.plan import Plan
-from llmlaunch.planner.pricing_budget import within_budget
 from llmlaunch.planner.search_space import as_ints, excluded_techniques
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.setting import Setting, within_budget
 from llmlaunch.recipe.written import written_pin
 from llmlaunch.techniques.switches import TokenDispatch
 from llmlaunch.techniques.technique import key_of
 
 LEAST_GAIN = 0.02  # what a model of time can tell apart, and is worth a change
 MOST_HINTS = 3
-HINT_CANDIDATES = 100_000  # of each kind of hint (`pricing_budget`); a search of a whole space is some 40 000
+HINT_CANDIDATES = 100_000  # of each kind of hint (`PricingBudget`); a search of a whole space is some 40 000
 MOST_CHANGE_OF_BATCH = 0.125  # a batch further away is another training
 # What the search for the best batch keeps of the chosen layout, so that it prices some hundred rows. What is planned
 # for that batch is searched in the whole space.
@@ -143,7 +142,7 @@ def _libraries(setting: Setting, plan: Plan) -> Iterator[Hint]:
 
 def _gains(setting: Setting, plan: Plan, **changed: Any) -> Iterator[float]:
     """Yield what the planned layout gains with `changed` fields of its recipe; nothing where it is not safe so."""
-    from llmlaunch.planner.judge import safe_layouts
+    from llmlaunch.planner.changes import safe_layouts
 
     recipe = replace(setting.recipe, **{"techniques": plan.chosen.techniques, **changed})
     for seconds, _ in safe_layouts(setting, recipe, [plan.layout]):

@@ -26,10 +26,9 @@ from llmlaunch.layout import (
     LayoutColumns,
 )
 from llmlaunch.planner.candidate import host_labels
-from llmlaunch.planner.judge import LayoutVerdict, judge_layouts, rules_failed
+from llmlaunch.planner.changes import LayoutVerdict, judge_layouts, rules_failed
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.pricing import price_all
-from llmlaunch.planner.pricing_budget import within_budget
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
     TechniqueSpace,
@@ -38,7 +37,7 @@ from llmlaunch.planner.search_space import (
     switches_beside,
     technique_space,
 )
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.setting import Setting, within_budget
 from llmlaunch.planner.technique_batches import is_safe
 from llmlaunch.rundir.values import counted
 from llmlaunch.techniques import (
@@ -58,7 +57,7 @@ ORDER = (
     *SWITCH_NAMES,
 )
 OFFLOADS = tuple(name for name in declarations(ActivationTreatments) if name in MOVING_NAMES)
-NEIGHBOUR_CANDIDATES = 100_000  # (`pricing_budget`)
+NEIGHBOUR_CANDIDATES = 100_000  # (`PricingBudget`)
 # What gives way where a change alone breaks a rule: sequence parallelism comes and goes with tensor parallelism, and
 # virtual stages split what the pipeline has split.
 GIVES_WAY = {"tensor": "sequence_parallel", "pipeline": "virtual_pipeline"}

@@ -12,10 +12,8 @@ from llmlaunch.columns import BoolColumn, IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import TECHNIQUE_FIELDS, LayoutColumns, Rule
-from llmlaunch.planner.changes import as_pin, fixed_value, relax_pins, resized, unfixed
-from llmlaunch.planner.judge import rules_failed
+from llmlaunch.planner.changes import as_pin, fixed_value, relax_pins, resized, rules_failed, unfixed
 from llmlaunch.planner.legality import first_failed, situation, technique_failures, technique_legality
-from llmlaunch.planner.pricing_budget import SPLIT_SHARE, count_candidates, within_budget
 from llmlaunch.planner.search_space import (
     TechniqueSpace,
     as_ints,
@@ -24,7 +22,7 @@ from llmlaunch.planner.search_space import (
     technique_space,
     technique_values,
 )
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.setting import SPLIT_SHARE, Setting, count_candidates, within_budget
 from llmlaunch.planner.sizing import splittable
 from llmlaunch.planner.smallest_change import find_advice
 from llmlaunch.planner.stage_search import have_cuts
@@ -33,7 +31,7 @@ from llmlaunch.recipe.written import place_of, written_document, written_pin
 from llmlaunch.rundir.values import counted, to_type
 
 AT_ONCE = 256  # numbers of nodes looked at together
-REMEDY_CANDIDATES = 200_000  # of what is looked at for one kind of remedy (`pricing_budget`)
+REMEDY_CANDIDATES = 200_000  # of what is looked at for one kind of remedy (`PricingBudget`)
 
 
 @frozen

@@ -20,7 +20,7 @@ from llmlaunch.placement.traffic import Sizes, Volumes, inverse, traffic
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.timing.correction import corrected_cluster
-from llmlaunch.timing.exchange import bytes_leaving_domain
+from llmlaunch.timing.network import bytes_leaving_domain
 from llmlaunch.timing.products import split_of
 from llmlaunch.timing.step import step_time, travelling_bytes
 

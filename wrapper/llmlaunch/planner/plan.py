@@ -1,4 +1,5 @@
-"""A plan: the chosen layout, what it needs, how long a step takes, and why the others were not chosen."""
+"""A plan: the chosen layout, what it needs, how long a step and the whole job take, and why the others were
+not chosen."""
 
 from __future__ import annotations
 
@@ -15,12 +16,55 @@ from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from llmlaunch.planner.candidate import Candidate, Change, ChangedChoice, FasterLayout, FullerLayout
-from llmlaunch.planner.outlook import ExpectedEnd, FasterOnFewer
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.timing.step import evaluation_seconds
-from llmlaunch.units import GIB, HOUR
+from llmlaunch.units import DAY, GIB, HOUR
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE
+
+
+@frozen
+class ExpectedEnd:
+    """When the job is expected to end, with its saves, stops that nobody planned and the error of the predicted step
+    time; waiting in the queue is not in it. Times are None where the job may never end.
+
+    `step_time_spread` is the relative standard deviation of real step times from predicted ones. It is None where no
+    run of such a job was measured, as `step_time_source` says; then nobody knows `p95_seconds` and `within_budget`
+    either, and `p50_seconds` holds if steps take as long as predicted.
+
+    `goodput` is the share of the time in which it makes steps that last, `stops` the mean number of stops,
+    `save_interval` the steps between two saves that stay, with `save_interval_reason` where the recipe leaves it open,
+    `non_persistent_interval` those between two others, `within_budget` the probability to end within `budget.days`."""
+
+    p50_seconds: float | None
+    p95_seconds: float | None
+    goodput: float
+    stops: float | None
+    device_hours_between_stops: float
+    stops_source: str
+    save_interval: int | None
+    save_interval_reason: str | None
+    save_seconds: float | None
+    resume_seconds: float
+    step_time_spread: float | None
+    step_time_source: str
+    within_budget: float | None = None
+    non_persistent_interval: int | None = None
+
+
+@frozen
+class FasterOnFewer:
+    """Fewer nodes on which a step takes less time, with the safe layout that does. `network_share` is the share of the
+    planned step that waits for the network."""
+
+    nodes: int
+    step_seconds: float
+    layout: Layout
+    network_share: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "layout": self.layout.as_json()}
+
 
 __all__ = [
     "NO_LAYOUT",
@@ -309,3 +353,19 @@ def verdict_with_risk(verdict: str, stated_risk: float | None, peak_kind: str | 
 def fujii_verdict(device_bytes: int, memory_bytes: int) -> str:
     """Return what Fujii et al.'s rule says of a peak: at most 80 % of device memory is safe."""
     return SAFE if device_bytes <= FUJII_SHARE * memory_bytes else UNSAFE
+
+
+DAYS, GPU_HOURS = "days", "gpu_hours"
+
+
+def budget_shares(budget: Budget, length: JobLength) -> dict[str, float]:
+    """Map each limited key of the budget to the share of it that the job takes."""
+    needed = {DAYS: length.seconds / DAY, GPU_HOURS: length.gpu_hours}
+    allowed = {DAYS: budget.days, GPU_HOURS: budget.gpu_hours}
+    return {key: needed[key] / most for key, most in allowed.items() if most is not None}
+
+
+def most_exceeded(budget: Budget, length: JobLength) -> str | None:
+    """Return the key of the budget that the job exceeds most; None where it stays within."""
+    over = {key: share for key, share in budget_shares(budget, length).items() if share > 1.0}
+    return max(over, key=lambda key: over[key]) if over else None

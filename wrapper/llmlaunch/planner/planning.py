@@ -15,12 +15,18 @@ from llmlaunch.frameworks.classed_arguments import ClassedArguments
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import NOT_MODELLED, Estimate, estimate
 from llmlaunch.memory.job import NO_CORRECTION, Job
-from llmlaunch.planner.budgets import most_exceeded
 from llmlaunch.planner.expected_end import expected_end
-from llmlaunch.planner.headroom import fuller_layout, search_with_headroom
-from llmlaunch.planner.outlook import FasterOnFewer
-from llmlaunch.planner.plan import Candidate, ChangedChoice, JobLength, Plan, WhatIf, as_planned
-from llmlaunch.planner.racks import rack_note
+from llmlaunch.planner.headroom import fuller_layout, search_with_headroom, with_pace_of
+from llmlaunch.planner.plan import (
+    Candidate,
+    ChangedChoice,
+    FasterOnFewer,
+    JobLength,
+    Plan,
+    WhatIf,
+    as_planned,
+    most_exceeded,
+)
 from llmlaunch.planner.search import (
     BROKEN_ESTIMATE,
     HOST_MEMORY,
@@ -31,8 +37,7 @@ from llmlaunch.planner.search import (
     SearchResult,
     faster_layout,
 )
-from llmlaunch.planner.setting import Setting, node_of, setting_of, timed_cluster
-from llmlaunch.planner.single_runs import with_pace_of
+from llmlaunch.planner.setting import Setting, node_of, rack_note, setting_of, timed_cluster
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.types import AUTO_NODES, Recipe
 from llmlaunch.techniques.switches import FULL_ITERATION
@@ -173,7 +178,7 @@ def _verdict(
     verdict = UNSAFE if not may_run else TIGHT if setting.widened else SAFE
     if rehearsed is not None or detail.fault is not None or not arguments.unknown:
         return verdict, ""
-    from llmlaunch.planner.doubt import verdict_with_arguments  # only for arguments that nobody knows
+    from llmlaunch.planner.refusal import verdict_with_arguments  # only for arguments that nobody knows
 
     return verdict_with_arguments(verdict, arguments, detail, setting.limit)
 
@@ -181,7 +186,7 @@ def _verdict(
 def _argument_notes(verdict: str, arguments: ClassedArguments, detail: Estimate) -> tuple[str, ...]:
     if not arguments.costing:
         return ()
-    from llmlaunch.planner.doubt import argument_notes
+    from llmlaunch.planner.refusal import argument_notes
 
     return argument_notes(verdict, arguments, detail)
 

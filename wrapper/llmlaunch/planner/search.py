@@ -20,15 +20,14 @@ from llmlaunch.frameworks.base import Backend
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.bounds import least_state_bytes_of
 from llmlaunch.planner.candidate import Candidate, FasterLayout, HabitPrice
 from llmlaunch.planner.evidence import points_of, refuted, rehearsals_of_points, same_split, same_techniques
 from llmlaunch.planner.incumbents import ANYWHERE, Incumbents, Reach
 from llmlaunch.planner.legality import TechniqueLegality, first_failed, situation, technique_legality
+from llmlaunch.planner.memory_bounds import least_state_bytes_of
 from llmlaunch.planner.points import GatheredRows, Points, Rows
 from llmlaunch.planner.preference import preference_factor, prices_at
 from llmlaunch.planner.pricing import Offer, Priced, filled_share, price, price_rows, roomiest
-from llmlaunch.planner.pricing_budget import SPLIT_SHARE, BudgetSpent, count_candidates
 from llmlaunch.planner.search_space import (
     TechniqueSpace,
     all_techniques,
@@ -36,7 +35,7 @@ from llmlaunch.planner.search_space import (
     enumerate_uneven,
     technique_space,
 )
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.setting import SPLIT_SHARE, BudgetSpent, Setting, count_candidates
 from llmlaunch.planner.technique_batches import is_safe
 from llmlaunch.planner.uneven_search import UnevenLayouts, search_uneven
 from llmlaunch.recipe.types import Recipe
@@ -86,7 +85,7 @@ class SearchResult:
     node. Of the `searched` layouts, each is safe or `refused` for one reason; OUTPACED are those that cannot be among
     the exact first. `gave_way` is the point that the ranking alone puts first, where another one is first for its
     head-room (`headroom.py`). `rehearsed` maps point indices to the rehearsals that decide about them, `measured` to
-    the runs of them that were timed. Step times are `pace` times those that were ranked (`single_runs.py`). `legal` are
+    the runs of them that were timed. Step times are `pace` times those that were ranked (`headroom.py`). `legal` are
     the layouts that were searched, for another search of the same recipe.
     """
 

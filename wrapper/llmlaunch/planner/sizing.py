@@ -15,13 +15,20 @@ from numpy.typing import NDArray
 
 from llmlaunch.layout import Layout
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.budgets import DAYS, GPU_HOURS, budget_shares, most_exceeded
 from llmlaunch.planner.headroom import search_with_headroom
-from llmlaunch.planner.plan import NO_LAYOUT, JobLength, NodeTrial, Sizing
-from llmlaunch.planner.pricing_budget import BudgetSpent, PricingBudget
+from llmlaunch.planner.plan import (
+    DAYS,
+    GPU_HOURS,
+    NO_LAYOUT,
+    JobLength,
+    NodeTrial,
+    Sizing,
+    budget_shares,
+    most_exceeded,
+)
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
 from llmlaunch.planner.search_space import MOST_CONTEXT, offered_values, pinned_numbers
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.setting import BudgetSpent, PricingBudget, Setting
 from llmlaunch.planner.tight import search_tight
 from llmlaunch.progress import report
 from llmlaunch.recipe.types import MOST_NODES, Budget, Recipe

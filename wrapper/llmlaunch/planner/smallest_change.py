@@ -25,9 +25,8 @@ from llmlaunch.planner.changes import (
     with_pins,
     without,
 )
-from llmlaunch.planner.pricing_budget import BudgetSpent, within_budget
 from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, divisors, searched_values
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.setting import BudgetSpent, Setting, within_budget
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
 from llmlaunch.progress import counting
 from llmlaunch.recipe.types import NO_BUDGET, Recipe
@@ -35,7 +34,7 @@ from llmlaunch.recipe.types import NO_BUDGET, Recipe
 SHORTER = (2, 4, 8, 16, 32)
 CUT_SHORT = "the search for a smaller one ended at its budget of layouts"
 
-# Candidates that each part of the search may price (`pricing_budget`). All parts together take some seconds on one
+# Candidates that each part of the search may price (`PricingBudget`). All parts together take some seconds on one
 # core.
 PIN_CANDIDATES, TECHNIQUE_CANDIDATES, NODE_CANDIDATES = 30_000, 150_000, 110_000
 

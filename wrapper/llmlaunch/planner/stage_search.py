@@ -13,7 +13,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import BoolColumn, FloatColumn, IntColumn
 from llmlaunch.layers.model import Model, model_of
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.candidates import stages_alike
+from llmlaunch.memory.estimator import stages_alike
 from llmlaunch.memory.job import Job, layer_kinds, least
 from llmlaunch.planner.stage_balance import (
     SAME,
@@ -74,7 +74,7 @@ def balanced_within(
 
         rows = rows[may_hold_all(job, layouts.take(rows), limit_bytes, most[rows])]
     elif leading_dense_layers(job) and len(rows):
-        from llmlaunch.planner.leading_layers import may_hold_mixtures
+        from llmlaunch.planner.stage_capacities import may_hold_mixtures
 
         rows = rows[may_hold_mixtures(job, layouts.take(rows), limit_bytes)]
     chosen, cost, most = layouts.take(rows), costs.take(rows), most[rows]
@@ -135,7 +135,7 @@ def _one_chunk(
             most = capacities(job, layouts, limit_bytes, most_layers)
         return _splits(job, balance_alike(layer, costs.first, costs.last, pipeline, layers, most)[0])
     if dense:
-        from llmlaunch.planner.leading_layers import balance_leading, mixture_capacities
+        from llmlaunch.planner.stage_capacities import balance_leading, mixture_capacities
 
         held = None if limit_bytes is None else mixture_capacities(job, layouts, limit_bytes, most_layers)
         return _splits(job, balance_leading(costs, pipeline, (dense, job.shape.num_layers - dense), held)[0])

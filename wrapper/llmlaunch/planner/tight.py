@@ -16,9 +16,9 @@ import numpy as np
 
 from llmlaunch.calibration.margins import Margin
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
+from llmlaunch.planner.headroom import paced
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting
-from llmlaunch.planner.single_runs import paced
 from llmlaunch.units import GIB
 
 RISKS_ALIKE = 0.01

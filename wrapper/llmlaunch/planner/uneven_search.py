@@ -21,13 +21,11 @@ from llmlaunch.frameworks.base import StepTechniques
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.grouped_pricing import distinct_states, rank_bytes
 from llmlaunch.memory.job import Job, layer_kinds
-from llmlaunch.planner.bounds import LeastSeconds, by_cost, scouts
 from llmlaunch.planner.incumbents import Incumbents
-from llmlaunch.planner.memory_bounds import MemoryBounds
+from llmlaunch.planner.memory_bounds import LeastSeconds, MemoryBounds, by_cost, scouts
 from llmlaunch.planner.points import Points, Rows
 from llmlaunch.planner.pricing import Offer
-from llmlaunch.planner.pricing_budget import count_candidates
-from llmlaunch.planner.setting import Setting
+from llmlaunch.planner.setting import Setting, count_candidates
 from llmlaunch.planner.stage_balance import Costs
 from llmlaunch.planner.stage_search import (
     balanced,

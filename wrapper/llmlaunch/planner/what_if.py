@@ -9,8 +9,7 @@ import numpy as np
 
 from llmlaunch.layout import RECOMPUTE_NONE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer
-from llmlaunch.memory.candidates import candidate_ranks
-from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.estimator import candidate_ranks, estimate
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import WhatIf

@@ -48,7 +48,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     _refuse_model_name(Path(path))
     if overrides:
-        from llmlaunch.recipe.command_line_paths import from_working_directory
+        from llmlaunch.recipe.overrides import from_working_directory
 
         overrides = from_working_directory(overrides)
     return load_written(read_document(Path(path)), overrides, Path(path).parent)

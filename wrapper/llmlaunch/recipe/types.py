@@ -311,7 +311,7 @@ class MonitorPolicy:
 
 
 def _model_form() -> Any:
-    from llmlaunch.families.form import model_form
+    from llmlaunch.families.inline import model_form
 
     return model_form()
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.calibration.comparable_runs import same_minor
 from llmlaunch.calibration.lessons import Rehearsal
+from llmlaunch.calibration.ratios import same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.layout import Layout

@@ -22,8 +22,7 @@ from llmlaunch.launchers.run_files import latest_attempt
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.sections import NO_TRACKING
 from llmlaunch.recipe.types import OnBadLoss, OnOom, Recipe
-from llmlaunch.rehearsal.job_alone import JobAlone
-from llmlaunch.rehearsal.ranks import ON_GPU, Omission, RankChoice, RehearsedRank
+from llmlaunch.rehearsal.ranks import ON_GPU, JobAlone, Omission, RankChoice, RehearsedRank
 from llmlaunch.rehearsal.records import nothing_shown, shape_with_job
 from llmlaunch.rendering.run_directory import render_run
 from llmlaunch.rendering.run_json import run_description

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmlaunch.calibration.comparable_runs import same_minor
+from llmlaunch.calibration.ratios import same_minor
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.framework import TRACE_VARIABLE, Framework
 from llmlaunch.frameworks.registry import framework_named, framework_of

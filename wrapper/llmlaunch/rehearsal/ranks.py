@@ -1,4 +1,4 @@
-"""One pipeline rank that is run alone, and what it showed."""
+"""One pipeline rank that is run alone, what it showed, and the planned job without what takes the other ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.base import OmittedTechnique, Rendered
+from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.layout import Layout
-from llmlaunch.memory.estimator import RankEstimate
+from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.peak import OUTSIDE_TORCH
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.planner.plan import Plan
+from llmlaunch.planner.plan import Plan, as_planned
+from llmlaunch.planner.setting import Setting
+from llmlaunch.recipe.types import Recipe
+from llmlaunch.rendering.run_json import measurement_template
 from llmlaunch.rundir.foreign_values import is_whole_number
 
 Place = Literal["gpu", "trace"]
@@ -247,3 +252,58 @@ def headline(rank: RehearsedRank) -> Peak:
         return Peak("allocated", predicted.allocated_bytes, rank.allocated_bytes)
     alone = predicted.device_bytes - predicted.terms.get("communicators", 0)
     return Peak("device", alone, rank.process_bytes)
+
+
+COMMUNICATORS = "communicators"
+
+
+@dataclass(frozen=True)
+class JobAlone:
+    """`recipe`, `plan` and `rendered` are of the job that runs: the planned one, without what was left out. `omissions`
+    says of each pipeline rank, in order, what that is and what it is priced at."""
+
+    recipe: Recipe
+    plan: Plan
+    rendered: Rendered
+    omissions: Sequence[tuple[Omission, ...]]
+
+    def measurement(self) -> dict[str, object]:
+        """Return the measurement record of what runs, without a peak."""
+        return measurement_template(self.recipe, self.plan)
+
+
+def job_alone(setting: Setting, recipe: Recipe, plan: Plan, rendered: Rendered, traced: bool) -> JobAlone:
+    """Return what runs on a GPU, or is `traced`. `recipe`, `plan` and `rendered` are the planned job's, which is
+    returned as it is where nothing has to be left out."""
+    omitted = framework_of(recipe).omitted_alone(recipe, traced)
+    ranks = _estimated_ranks(setting, recipe, plan)
+    omissions: list[tuple[Omission, ...]] = [()] * len(ranks)
+    alone, chosen = recipe, plan.chosen
+    for technique in omitted:
+        chosen = replace(chosen, techniques=replace(chosen.techniques, **technique.instead))
+        alone = as_planned(recipe, chosen)
+        fewer = _estimated_ranks(setting, alone, plan)
+        omissions = [
+            (*before, _omission(technique, *pair)) for before, *pair in zip(omissions, ranks, fewer, strict=True)
+        ]
+        ranks = fewer
+    if chosen == plan.chosen:
+        return JobAlone(recipe, plan, rendered, omissions)
+    rendered_alone = setting.backend.render(alone, plan.layout)
+    return JobAlone(alone, replace(plan, chosen=chosen), rendered_alone, omissions)
+
+
+def _estimated_ranks(setting: Setting, recipe: Recipe, plan: Plan) -> tuple[RankEstimate, ...]:
+    return estimate(setting.job_of(recipe), plan.layout).ranks
+
+
+def _omission(technique: OmittedTechnique, planned: RankEstimate, without: RankEstimate) -> Omission:
+    if not technique.instead:
+        return Omission(technique.name, technique.why, None)
+    return Omission(technique.name, technique.why, _difference(planned.terms, without.terms))
+
+
+def _difference(planned: Mapping[str, int], without: Mapping[str, int]) -> dict[str, int]:
+    names = dict.fromkeys((*planned, *without))
+    more = {name: planned.get(name, 0) - without.get(name, 0) for name in names if name != COMMUNICATORS}
+    return {name: count for name, count in more.items() if count}

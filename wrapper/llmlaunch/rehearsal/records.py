@@ -16,8 +16,7 @@ from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.job_alone import JobAlone
-from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, Omission, RehearsedRank
+from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, JobAlone, Omission, RehearsedRank
 from llmlaunch.rendering.run_json import measurement_template
 from llmlaunch.rundir.summary import AttemptSummary, RankSummary
 from llmlaunch.rundir.values import byte_count

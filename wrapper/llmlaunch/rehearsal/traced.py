@@ -17,9 +17,8 @@ from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.job_alone import JobAlone
 from llmlaunch.rehearsal.place import TraceEnvironment, refuse_another_version
-from llmlaunch.rehearsal.ranks import ON_TRACE, RankChoice, RehearsedRank
+from llmlaunch.rehearsal.ranks import ON_TRACE, JobAlone, RankChoice, RehearsedRank
 from llmlaunch.tracing import TRACER
 
 Say = Callable[[str], None]

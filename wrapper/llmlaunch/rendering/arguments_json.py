@@ -16,7 +16,7 @@ from llmlaunch.frameworks.argument import NodeVariable, Reason, Word
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.layout import LAYOUT_FIELDS
 from llmlaunch.planner.plan import Candidate, Plan
-from llmlaunch.planner.racks import group_nodes
+from llmlaunch.planner.setting import group_nodes
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import place_of, written_document
 from llmlaunch.rendering.launch import OUR_VARIABLES, exported

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from llmlaunch.calibration.cases import recorded_job
-from llmlaunch.calibration.machines import machine_json
+from llmlaunch.calibration.records import machine_json
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.checkpoints import NON_PERSISTENT_FOLDER, save_seconds, tracker
 from llmlaunch.frameworks.registry import backend_for, framework_of

@@ -12,7 +12,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Reason
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.planner.plan import Plan
-from llmlaunch.planner.racks import group_nodes, segment_nodes
+from llmlaunch.planner.setting import group_nodes, segment_nodes
 from llmlaunch.recipe.containers import is_imported
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rendering.launch import (

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmlaunch.accuracy.scoring import ScoredRecord
-from llmlaunch.accuracy.summary import by_size, families, grouped, throughput, underestimates
-from llmlaunch.accuracy.verdicts import verdicts
+from llmlaunch.accuracy.summary import by_size, families, grouped, throughput, underestimates, verdicts
 from llmlaunch.report.terminal import shown_on
 from llmlaunch.report.text import one_line, percent, signed_percent, table
 from llmlaunch.units import gib

@@ -12,8 +12,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_NAMES, Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.peak import CACHE, MODEL_STATES, OUTSIDE_TORCH, RESIDUAL
-from llmlaunch.planner.outlook import ExpectedEnd
-from llmlaunch.planner.plan import Candidate, Plan
+from llmlaunch.planner.plan import Candidate, ExpectedEnd, Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.report.plan_sentences import headroom_sentence, job_text, neighbour_row, verdict_words
 from llmlaunch.report.terminal import Surface, filled

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from llmlaunch.calibration.evidence import FUJII_SHARE
 from llmlaunch.calibration.margins import Margin
 from llmlaunch.memory.estimator import RankEstimate
-from llmlaunch.planner.outlook import ExpectedEnd
 from llmlaunch.planner.placement import ExpectedPlacement
 from llmlaunch.planner.plan import (
     NO_LAYOUT,
     Candidate,
+    ExpectedEnd,
     Fallback,
     JobLength,
     Plan,

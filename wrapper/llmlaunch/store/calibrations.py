@@ -23,9 +23,9 @@ from llmlaunch.calibration.calibrations import (
 )
 from llmlaunch.calibration.factors import TimedRuns
 from llmlaunch.calibration.learning import LearningResult, MeasuredRuns, learn
-from llmlaunch.calibration.machines import TimeClass
 from llmlaunch.calibration.peaks import peak_runs
 from llmlaunch.calibration.pool import NOT_OF_A_DEVICE, Pool, gather, pools
+from llmlaunch.calibration.records import TimeClass
 from llmlaunch.calibration.step_times import TimedRun, timed_runs
 from llmlaunch.cluster.cards import machines
 from llmlaunch.errors import UserError

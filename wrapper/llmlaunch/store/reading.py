@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from llmlaunch.calibration.stops import PUBLISHED_RATE, StopRate
+from llmlaunch.calibration.lessons import PUBLISHED_RATE, StopRate
 from llmlaunch.store.location import Location, damaged, in_use, short_wait_seconds, stored_json
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks, head_rank, least
 from llmlaunch.models.sections import Multipliers
 from llmlaunch.timing.effects import TimeEffect, time_effects
-from llmlaunch.timing.exchange import expert_exchange, tensor_pass
 from llmlaunch.timing.layers import Collectives, LayerSeconds, forward_only, layer_seconds
+from llmlaunch.timing.network import expert_exchange, tensor_pass
 from llmlaunch.timing.products import DevicePace, SplitColumns, pace, rates, split_of
 
 

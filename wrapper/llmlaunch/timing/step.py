@@ -15,8 +15,8 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layers.matrix import adapted
 from llmlaunch.layers.model import model_of
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
-from llmlaunch.memory.candidates import candidate_ranks
 from llmlaunch.memory.effects import optimizer_on_device, shards_on_device
+from llmlaunch.memory.estimator import candidate_ranks
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
 from llmlaunch.timing.constants import constant

@@ -21,7 +21,7 @@ from llmlaunch.memory.job import Job
 from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.timing.constants import constant
-from llmlaunch.timing.exchange import TensorPasses, tensor_pass
+from llmlaunch.timing.network import TensorPasses, tensor_pass
 from llmlaunch.timing.products import DevicePace, SplitColumns, Work, rates
 
 SCORE_PASSES = 6.0  # elements of two bytes read or written for each score that is kept, forward

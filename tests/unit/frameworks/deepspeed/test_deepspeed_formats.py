@@ -16,7 +16,7 @@ from llmlaunch.frameworks.deepspeed.command_line import read_ds_config
 from llmlaunch.frameworks.deepspeed.number_formats import FORMAT_RULES
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout
-from llmlaunch.planner.judge import judge_layouts
+from llmlaunch.planner.changes import judge_layouts
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of
 from support.backend_output import ds_config, refused_by

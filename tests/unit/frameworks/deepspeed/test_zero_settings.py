@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.facts import MemoryFacts
-from llmlaunch.families.presets import load_preset
+from llmlaunch.families.hub_ids import load_preset
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmlaunch.families.config_keys import SCALED
-from llmlaunch.families.decoder import NO_BIAS, OLD_CLASS, only_if_given
-from llmlaunch.families.deepseek_experts import GROUPS, router_in_groups
-from llmlaunch.families.family import Family
-from llmlaunch.families.latent_attention import LATENT_DEFAULTS, LATENT_MIXTURE, latent_decoder, written_latent
-from llmlaunch.families.local_experts import mixture_of
-from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.decoder import NO_BIAS, OLD_CLASS, mixture_of, only_if_given
+from llmlaunch.families.family import SCALED, ConfigReader, Family
+from llmlaunch.families.latent_attention import (
+    GROUPS,
+    LATENT_DEFAULTS,
+    LATENT_MIXTURE,
+    latent_decoder,
+    router_in_groups,
+    written_latent,
+)
 from llmlaunch.models.shape import ModelShape, Router
 
 IN_GROUPS = "group_limited_greedy"

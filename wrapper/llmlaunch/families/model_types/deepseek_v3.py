@@ -4,10 +4,17 @@ transformers builds none of."""
 from __future__ import annotations
 
 from llmlaunch.families.decoder import COMMON, only_if_given
-from llmlaunch.families.deepseek_experts import DEEPSEEK_ROUTER, GROUPS, remark_prediction, sigmoid_router
-from llmlaunch.families.family import Family
-from llmlaunch.families.latent_attention import LATENT_DEFAULTS, LATENT_MIXTURE, latent_decoder, written_latent
-from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.family import ConfigReader, Family
+from llmlaunch.families.latent_attention import (
+    DEEPSEEK_ROUTER,
+    GROUPS,
+    LATENT_DEFAULTS,
+    LATENT_MIXTURE,
+    latent_decoder,
+    remark_prediction,
+    sigmoid_router,
+    written_latent,
+)
 from llmlaunch.models.shape import ModelShape
 
 

@@ -3,9 +3,10 @@ deepseek_v32, 5.23)."""
 
 from __future__ import annotations
 
-from llmlaunch.families.deepseek_experts import DEEPSEEK_ROUTER, GROUPS
 from llmlaunch.families.family import Family
 from llmlaunch.families.latent_attention import (
+    DEEPSEEK_ROUTER,
+    GROUPS,
     INDEXED_DEFAULTS,
     INDEXER,
     LATENT_MIXTURE,

@@ -7,13 +7,29 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import SCALED, ConfigKey, decoder_without, positive, read_keys
-from llmlaunch.families.decoder import COMMON, NO_BIAS, only_if_given, refuse_jitter, silu_decoder
-from llmlaunch.families.deepseek_experts import DEEPSEEK_EXPERTS
-from llmlaunch.families.family import Family
-from llmlaunch.families.local_experts import auxiliary, mixture_of, written_auxiliary
-from llmlaunch.families.reader import ConfigReader, as_number, short
-from llmlaunch.families.windows import WINDOWED
+from llmlaunch.families.decoder import (
+    COMMON,
+    NO_BIAS,
+    WINDOWED,
+    auxiliary,
+    mixture_of,
+    only_if_given,
+    refuse_jitter,
+    silu_decoder,
+    written_auxiliary,
+)
+from llmlaunch.families.family import (
+    SCALED,
+    ConfigKey,
+    ConfigReader,
+    Family,
+    as_number,
+    decoder_without,
+    positive,
+    read_keys,
+    short,
+)
+from llmlaunch.families.latent_attention import DEEPSEEK_EXPERTS
 from llmlaunch.models.sections import CompressedAttention
 from llmlaunch.models.shape import ModelShape, MoeShape, Router
 

@@ -8,10 +8,8 @@ from math import inf
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import DECODER, ConfigKey, constant, read_keys, up_to
 from llmlaunch.families.decoder import COMMON, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader, short
+from llmlaunch.families.family import DECODER, ConfigKey, ConfigReader, Family, constant, read_keys, short, up_to
 from llmlaunch.models.sections import BESIDE_ATTENTION, Mamba
 from llmlaunch.models.shape import ModelShape, Multipliers
 

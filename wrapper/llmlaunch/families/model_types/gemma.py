@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmlaunch.families.config_keys import DECODER
 from llmlaunch.families.decoder import decoder
-from llmlaunch.families.family import Family
+from llmlaunch.families.family import DECODER, ConfigReader, Family
 from llmlaunch.families.gemma_norms import ACTIVATION, NORM_DEFAULTS, with_scaled_embedding
-from llmlaunch.families.reader import ConfigReader
 from llmlaunch.models.shape import ModelShape
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.families.config_keys import DECODER
-from llmlaunch.families.family import Family
+from llmlaunch.families.decoder import alternating_window
+from llmlaunch.families.family import DECODER, ConfigReader, Family
 from llmlaunch.families.gemma_norms import POST_NORM_DEFAULTS, SOFTCAPS, post_norm_decoder, written_post_norms
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.windows import alternating_window
 from llmlaunch.models.shape import ModelShape
 
 

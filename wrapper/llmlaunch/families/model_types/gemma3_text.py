@@ -6,12 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.families.config_keys import DECODER
-from llmlaunch.families.family import Family
+from llmlaunch.families.decoder import alternating_window, local_base, windowed_base
+from llmlaunch.families.family import DECODER, ConfigReader, Family
 from llmlaunch.families.gemma_norms import POST_NORM_DEFAULTS, SOFTCAPS, post_norm_decoder, written_post_norms
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.rotary import local_base, windowed_base
-from llmlaunch.families.windows import alternating_window
 from llmlaunch.models.shape import ModelShape
 
 

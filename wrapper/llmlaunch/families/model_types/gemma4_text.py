@@ -7,13 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import DECODER, ConfigKey, read_keys
-from llmlaunch.families.decoder import COMMON, NO_BIAS, decoder
-from llmlaunch.families.family import Family
+from llmlaunch.families.decoder import (
+    COMMON,
+    FULL,
+    NO_BIAS,
+    WINDOWED,
+    alternating_window,
+    decoder,
+    windowed_base,
+    written_windows,
+)
+from llmlaunch.families.family import DECODER, ConfigKey, ConfigReader, Family, as_number, read_keys, short
 from llmlaunch.families.gemma_norms import ACTIVATION, CAPPED_LOGITS
-from llmlaunch.families.reader import ConfigReader, as_number, short
-from llmlaunch.families.rotary import windowed_base
-from llmlaunch.families.windows import FULL, WINDOWED, alternating_window, written_windows
 from llmlaunch.models.shape import ModelShape
 
 KEYS = (ConfigKey("attention_k_eq_v", "keys_are_values", ConfigReader.flag), CAPPED_LOGITS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.families.config_keys import DECODER, ConfigKey, read_keys
-from llmlaunch.families.decoder import COMMON, only_if_given
-from llmlaunch.families.deepseek_experts import (
+from llmlaunch.families.decoder import COMMON, ROTARY_PERCENT, only_if_given
+from llmlaunch.families.family import DECODER, ConfigKey, ConfigReader, Family, read_keys
+from llmlaunch.families.latent_attention import (
     DEEPSEEK_EXPERTS,
     DEEPSEEK_ROUTER,
     GROUPS,
@@ -16,9 +16,6 @@ from llmlaunch.families.deepseek_experts import (
     sigmoid_router,
     written_routed,
 )
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.rotary import ROTARY_PERCENT
 from llmlaunch.models.shape import ModelShape
 
 KEYS = (

@@ -6,16 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llmlaunch.families.decoder import only_if_given
-from llmlaunch.families.deepseek_experts import DEEPSEEK_ROUTER, GROUPS
-from llmlaunch.families.family import Family
+from llmlaunch.families.family import ConfigReader, Family
 from llmlaunch.families.latent_attention import (
+    DEEPSEEK_ROUTER,
+    GROUPS,
     INDEXED_DEFAULTS,
     INDEXER,
     LATENT_MIXTURE,
     indexed_decoder,
     written_latent,
 )
-from llmlaunch.families.reader import ConfigReader
 from llmlaunch.models.shape import ModelShape
 
 

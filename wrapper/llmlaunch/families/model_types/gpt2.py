@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import MOST_LAYERS, ConfigKey, positive, read_keys, up_to
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.family import MOST_LAYERS, ConfigKey, ConfigReader, Family, positive, read_keys, up_to
 from llmlaunch.models.shape import ModelShape
 
 KEYS = (

@@ -6,12 +6,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.families.config_keys import MIXTURE_DECODER
-from llmlaunch.families.decoder import COMMON, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.local_experts import LOCAL_EXPERTS, auxiliary, local_experts, written_auxiliary
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.windows import alternating_window, written_windows
+from llmlaunch.families.decoder import (
+    COMMON,
+    LOCAL_EXPERTS,
+    alternating_window,
+    auxiliary,
+    local_experts,
+    silu_decoder,
+    written_auxiliary,
+    written_windows,
+)
+from llmlaunch.families.family import MIXTURE_DECODER, ConfigReader, Family
 from llmlaunch.models.shape import CLAMP, CLAMPED, ModelShape, Router
 
 

@@ -6,10 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.families.config_keys import DECODER, ConfigKey, constant, read_keys
 from llmlaunch.families.decoder import OLD_CLASS, biased_decoder, written_biases
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.family import DECODER, ConfigKey, ConfigReader, Family, constant, read_keys
 from llmlaunch.models.shape import ModelShape, Multipliers
 
 DIGITS = 9  # behind the point of a scale, so that its root and square are the same number

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import ConfigKey, decoder_without, positive, read_keys, up_to
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader, short
-from llmlaunch.families.rotary import rope
-from llmlaunch.families.windows import FULL
+from llmlaunch.families.decoder import FULL, rope
+from llmlaunch.families.family import (
+    ConfigKey,
+    ConfigReader,
+    Family,
+    decoder_without,
+    positive,
+    read_keys,
+    short,
+    up_to,
+)
 from llmlaunch.models.shape import ModelShape, ShortConvolutionShape
 
 CONVOLUTION = "conv"  # the class's name of a layer without attention

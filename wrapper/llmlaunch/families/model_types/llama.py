@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import DECODER
 from llmlaunch.families.decoder import OLD_CLASS, biased_decoder, written_biases
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.family import DECODER, ConfigReader, Family
 from llmlaunch.models.shape import ModelShape
 
 

@@ -6,12 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import MIXTURE_DECODER, ConfigKey, read_keys
-from llmlaunch.families.decoder import COMMON, NO_BIAS, refuse_jitter, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.local_experts import LOCAL_EXPERTS, auxiliary, mixture_of, written_auxiliary
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.windows import CHUNKED, FULL
+from llmlaunch.families.decoder import (
+    CHUNKED,
+    COMMON,
+    FULL,
+    LOCAL_EXPERTS,
+    NO_BIAS,
+    auxiliary,
+    mixture_of,
+    refuse_jitter,
+    silu_decoder,
+    written_auxiliary,
+)
+from llmlaunch.families.family import MIXTURE_DECODER, ConfigKey, ConfigReader, Family, read_keys
 from llmlaunch.models.shape import ModelShape, MoeShape, Router, SlidingWindow
 
 KEYS = (

@@ -5,12 +5,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.families.config_keys import MIXTURE_DECODER
-from llmlaunch.families.decoder import COMMON, only_if_given, refuse_jitter, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.local_experts import LOCAL_EXPERTS, auxiliary, local_experts, written_auxiliary
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.rotary import ROTARY_PERCENT, rotary_percent
+from llmlaunch.families.decoder import (
+    COMMON,
+    LOCAL_EXPERTS,
+    ROTARY_PERCENT,
+    auxiliary,
+    local_experts,
+    only_if_given,
+    refuse_jitter,
+    rotary_percent,
+    silu_decoder,
+    written_auxiliary,
+)
+from llmlaunch.families.family import MIXTURE_DECODER, ConfigReader, Family
 from llmlaunch.models.shape import ModelShape, Router
 
 

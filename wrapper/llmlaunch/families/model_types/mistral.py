@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.families.config_keys import DECODER
-from llmlaunch.families.decoder import COMMON, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.windows import whole_window, written_window
+from llmlaunch.families.decoder import COMMON, silu_decoder, whole_window, written_window
+from llmlaunch.families.family import DECODER, ConfigReader, Family
 from llmlaunch.models.shape import ModelShape
 
 

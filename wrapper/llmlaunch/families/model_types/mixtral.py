@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.families.config_keys import MIXTURE_DECODER
-from llmlaunch.families.decoder import COMMON, refuse_jitter, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.local_experts import LOCAL_EXPERTS, auxiliary, local_experts, written_auxiliary
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.windows import whole_window, written_window
+from llmlaunch.families.decoder import (
+    COMMON,
+    LOCAL_EXPERTS,
+    auxiliary,
+    local_experts,
+    refuse_jitter,
+    silu_decoder,
+    whole_window,
+    written_auxiliary,
+    written_window,
+)
+from llmlaunch.families.family import MIXTURE_DECODER, ConfigReader, Family
 from llmlaunch.models.shape import ModelShape, Router
 
 

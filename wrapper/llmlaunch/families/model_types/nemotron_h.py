@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import SIZES, ConfigKey, positive, read_keys, up_to
-from llmlaunch.families.deepseek_experts import DEEPSEEK_EXPERTS, DEEPSEEK_ROUTER, GROUPS, written_routed
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader, short
+from llmlaunch.families.family import SIZES, ConfigKey, ConfigReader, Family, positive, read_keys, short, up_to
+from llmlaunch.families.latent_attention import DEEPSEEK_EXPERTS, DEEPSEEK_ROUTER, GROUPS, written_routed
 from llmlaunch.models.sections import CONV_KERNEL, PARTS, Mamba
 from llmlaunch.models.shape import SQUARED, ModelShape, MoeShape, Router
 

@@ -6,12 +6,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.families.config_keys import DECODER
-from llmlaunch.families.decoder import NO_BIAS, OLD_CLASS, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.rotary import local_base, windowed_base, written_scaling
-from llmlaunch.families.windows import FULL, WINDOWED, alternating_window, written_windows
+from llmlaunch.families.decoder import (
+    FULL,
+    NO_BIAS,
+    OLD_CLASS,
+    WINDOWED,
+    alternating_window,
+    local_base,
+    silu_decoder,
+    windowed_base,
+    written_scaling,
+    written_windows,
+)
+from llmlaunch.families.family import DECODER, ConfigReader, Family
 from llmlaunch.models.shape import ModelShape
 
 

@@ -6,12 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import DECODER, read_keys
-from llmlaunch.families.decoder import COMMON, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.rotary import ROTARY_PERCENT
-from llmlaunch.families.windows import whole_window, written_window
+from llmlaunch.families.decoder import COMMON, ROTARY_PERCENT, silu_decoder, whole_window, written_window
+from llmlaunch.families.family import DECODER, ConfigReader, Family, read_keys
 from llmlaunch.models.shape import ModelShape
 
 

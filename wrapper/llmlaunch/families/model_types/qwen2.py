@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.families.config_keys import DECODER
-from llmlaunch.families.decoder import WINDOWLESS, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.windows import no_window
+from llmlaunch.families.decoder import WINDOWLESS, no_window, silu_decoder
+from llmlaunch.families.family import DECODER, ConfigReader, Family
 from llmlaunch.models.shape import ModelShape
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.families.config_keys import DECODER, NORMALIZED, QKV_BIAS, read_keys
-from llmlaunch.families.decoder import silu_decoder
-from llmlaunch.families.family import Family
+from llmlaunch.families.decoder import no_window, silu_decoder
+from llmlaunch.families.family import DECODER, NORMALIZED, QKV_BIAS, ConfigReader, Family, read_keys
 from llmlaunch.families.qwen_experts import (
     EXPERT_DEFAULTS,
     QWEN_EXPERTS,
@@ -15,8 +14,6 @@ from llmlaunch.families.qwen_experts import (
     with_shared_expert,
     written_experts,
 )
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.windows import no_window
 from llmlaunch.models.shape import ModelShape
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.families.config_keys import DECODER
-from llmlaunch.families.decoder import NO_BIAS, WINDOWLESS, silu_decoder
-from llmlaunch.families.family import Family, VisionClass
-from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.decoder import NO_BIAS, WINDOWLESS, no_window, silu_decoder
+from llmlaunch.families.family import DECODER, ConfigReader, Family, VisionClass
 from llmlaunch.families.vision import TEXT_DEFAULTS
-from llmlaunch.families.windows import no_window
 from llmlaunch.models.shape import ModelShape
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.families.config_keys import MIXTURE_DECODER
-from llmlaunch.families.decoder import without
+from llmlaunch.families.decoder import ROTARY_PERCENT, without
 from llmlaunch.families.delta_net import (
     DELTA_NET_DEFAULTS,
     LINEAR_ATTENTION,
@@ -15,7 +14,7 @@ from llmlaunch.families.delta_net import (
     delta_net_decoder,
     written_kinds,
 )
-from llmlaunch.families.family import Family, VisionClass
+from llmlaunch.families.family import MIXTURE_DECODER, ConfigReader, Family, VisionClass
 from llmlaunch.families.qwen_experts import (
     QWEN_EXPERTS,
     SHARED_EXPERT,
@@ -23,8 +22,6 @@ from llmlaunch.families.qwen_experts import (
     with_shared_expert,
     written_experts,
 )
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.rotary import ROTARY_PERCENT
 from llmlaunch.models.shape import ModelShape
 
 

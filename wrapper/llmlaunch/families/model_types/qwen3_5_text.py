@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmlaunch.families.config_keys import DECODER
+from llmlaunch.families.decoder import ROTARY_PERCENT
 from llmlaunch.families.delta_net import (
     DELTA_NET_DEFAULTS,
     LINEAR_ATTENTION,
@@ -10,8 +10,7 @@ from llmlaunch.families.delta_net import (
     has_delta_net,
     written_kinds,
 )
-from llmlaunch.families.family import Family, VisionClass
-from llmlaunch.families.rotary import ROTARY_PERCENT
+from llmlaunch.families.family import DECODER, Family, VisionClass
 
 FAMILY = Family(
     read=delta_net_decoder,

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.families.config_keys import DECODER, NORMALIZED
-from llmlaunch.families.decoder import NO_BIAS, silu_decoder
-from llmlaunch.families.family import Family, VisionClass
+from llmlaunch.families.decoder import NO_BIAS, no_window, silu_decoder
+from llmlaunch.families.family import DECODER, NORMALIZED, ConfigReader, Family, VisionClass
 from llmlaunch.families.qwen_experts import EXPERT_DEFAULTS, QWEN_EXPERTS, qwen_experts, written_experts
-from llmlaunch.families.reader import ConfigReader
 from llmlaunch.families.vision import TEXT_DEFAULTS
-from llmlaunch.families.windows import no_window
 from llmlaunch.models.shape import ModelShape
 
 

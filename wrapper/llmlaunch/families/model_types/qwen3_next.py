@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from llmlaunch.families.config_keys import DECODER, NORMALIZED
+from llmlaunch.families.decoder import ROTARY_PERCENT
 from llmlaunch.families.delta_net import (
     DELTA_NET_DEFAULTS,
     LINEAR_ATTENTION,
@@ -14,7 +14,7 @@ from llmlaunch.families.delta_net import (
     has_delta_net,
     written_kinds,
 )
-from llmlaunch.families.family import Family
+from llmlaunch.families.family import DECODER, NORMALIZED, ConfigReader, Family
 from llmlaunch.families.qwen_experts import (
     QWEN_EXPERTS,
     SHARED_EXPERT,
@@ -22,8 +22,6 @@ from llmlaunch.families.qwen_experts import (
     with_shared_expert,
     written_experts,
 )
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.rotary import ROTARY_PERCENT
 from llmlaunch.models.shape import ModelShape
 
 

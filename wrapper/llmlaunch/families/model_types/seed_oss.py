@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmlaunch.families.config_keys import DECODER, ConfigKey, read_keys
 from llmlaunch.families.decoder import COMMON, silu_decoder
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
+from llmlaunch.families.family import DECODER, ConfigKey, ConfigReader, Family, read_keys
 from llmlaunch.models.shape import ModelShape
 
 KEYS = (

@@ -6,11 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.documents.validate import BadKey
-from llmlaunch.families.config_keys import DECODER
-from llmlaunch.families.decoder import COMMON, biased_decoder, written_biases
-from llmlaunch.families.family import Family
-from llmlaunch.families.reader import ConfigReader
-from llmlaunch.families.windows import no_window
+from llmlaunch.families.decoder import COMMON, biased_decoder, no_window, written_biases
+from llmlaunch.families.family import DECODER, ConfigReader, Family
 from llmlaunch.models.shape import ModelShape
 
 

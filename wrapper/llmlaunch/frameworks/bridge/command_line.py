@@ -19,7 +19,7 @@ from llmlaunch.command_lines.options import ScriptOptions
 from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, file_text, job_name
 from llmlaunch.documents.yaml_strict import parse_document, parse_value
 from llmlaunch.errors import NoVerdict, UserError
-from llmlaunch.families.presets import preset_names
+from llmlaunch.families.hub_ids import preset_names
 from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS
 from llmlaunch.frameworks.bridge.recipe_fields import (
     PRECISION,

@@ -29,9 +29,9 @@ from llmlaunch.frameworks.megatron.read_training import read_data, read_training
 from llmlaunch.frameworks.megatron.rules import requirements_for
 from llmlaunch.frameworks.megatron.words import MegatronWords, Values, read_words
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.command_line_paths import absolute_paths
 from llmlaunch.recipe.layout_keys import ASKED_ONLY
 from llmlaunch.recipe.load import recipe_from
+from llmlaunch.recipe.overrides import absolute_paths
 
 SCRIPTS = ("pretrain_gpt.py", "pretrain_hybrid.py")
 KIND = "megatron-lm"

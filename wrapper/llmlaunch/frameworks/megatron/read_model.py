@@ -12,9 +12,8 @@ from typing import Any
 
 from llmlaunch.command_lines.recipe_draft import RecipeDraft
 from llmlaunch.errors import UserError
-from llmlaunch.families.hub_ids import hub_model
+from llmlaunch.families.hub_ids import hub_model, load_preset, preset_names
 from llmlaunch.families.lookup import find_model
-from llmlaunch.families.presets import load_preset, preset_names
 from llmlaunch.frameworks.megatron.flags.attention import INDEXER_SIZES, SPARSE, VARIANT
 from llmlaunch.frameworks.megatron.flags.model import SIZES
 from llmlaunch.frameworks.megatron.flags.table import read_section
