@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.estimator import worst_ranks
 from llmlaunch.memory.grouped_pricing import distinct_states, model_state_bytes, transient_bytes, worst_of_sums

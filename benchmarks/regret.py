@@ -30,7 +30,7 @@ from llmlaunch.calibration.margins import margin_by_evidence  # noqa: E402
 from llmlaunch.calibration.records import read_records  # noqa: E402
 from llmlaunch.cluster.cards import machines  # noqa: E402
 from llmlaunch.cluster.load import load_cluster  # noqa: E402
-from llmlaunch.timing.constants import replaced  # noqa: E402
+from llmlaunch.timing.products import replaced  # noqa: E402
 from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, preferred, rule_of_thumb  # noqa: E402
 from support.switch_pairs import SWITCHES, switch_pairs  # noqa: E402
 from validation.scoring import score  # noqa: E402

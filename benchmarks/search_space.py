@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llmlaunch.frameworks.registry import backend_for  # noqa: E402
+from llmlaunch.frameworks.framework import backend_for  # noqa: E402
 from llmlaunch.planner.search import SearchResult, search  # noqa: E402
 from llmlaunch.planner.setting import Setting, setting_of  # noqa: E402
 from llmlaunch.recipe.load import load_recipe  # noqa: E402

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.setting import Setting, setting_of

@@ -15,7 +15,7 @@ from trainer_runner import TINY, Train, TrainerRuns, as_case
 
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.rank_alone import rank_alone
+from llmlaunch.frameworks.deepspeed.trace import rank_alone
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import rank_parameters

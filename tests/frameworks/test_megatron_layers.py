@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from judges import MegatronJudge, Verdict
 
 from llmlaunch.assets import asset
-from llmlaunch.frameworks.megatron.flags.stages import stage_flags
+from llmlaunch.frameworks.megatron.flags.layout import stage_flags
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.techniques import Techniques

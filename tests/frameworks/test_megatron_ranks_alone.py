@@ -14,7 +14,7 @@ from cpu_training import CpuJob, TrainedJob, train_on_cpu
 from trained_cases import recipe_for
 
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.megatron.rank_alone import rank_alone
+from llmlaunch.frameworks.megatron.trace import rank_alone
 from llmlaunch.layout import Layout
 from llmlaunch.trainers import RANK_ALONE
 from support.soak import share

@@ -37,8 +37,7 @@ from trained_cases import (
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.checkpoints import MEGATRON_TRACKER, NON_PERSISTENT_FOLDER
 from llmlaunch.frameworks.logs import megatron_lines
-from llmlaunch.frameworks.megatron.command_line import read_values
-from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.frameworks.megatron.command_line import pinned_layout, read_values
 from llmlaunch.imports.logs import read_logs
 from llmlaunch.layout import Layout
 from llmlaunch.node.checkpoint_folder import CheckpointFolder, Skipped

@@ -10,8 +10,8 @@ import numpy as np
 
 from llmlaunch.frameworks.argument import Argument, NodeVariable, flag_groups, flag_of
 from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.frameworks.megatron.parser import core_parser
-from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns, Rule
 from llmlaunch.planner.legality import situation
 from llmlaunch.recipe.types import Recipe

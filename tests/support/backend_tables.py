@@ -19,7 +19,7 @@ from llmlaunch.families.registry import all_families, family_names
 from llmlaunch.frameworks.base import MACHINE_REQUIREMENTS, Requirement
 from llmlaunch.frameworks.bridge.rules import BRIDGE_REQUIREMENTS, BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.bridge.settings import MEGATRON_DEFAULTS
-from llmlaunch.frameworks.classed_arguments import EITHER
+from llmlaunch.frameworks.classed_arguments import EITHER, FlagGroup, group_of
 from llmlaunch.frameworks.deepspeed import number_formats as deepspeed_numbers
 from llmlaunch.frameworks.deepspeed import rules as deepspeed_rules
 from llmlaunch.frameworks.deepspeed import scripts as deepspeed_scripts
@@ -27,7 +27,6 @@ from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.frameworks.deepspeed.facts import ENGINES, Engine, Share
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, shipped_groups, trainer_groups
-from llmlaunch.frameworks.flag_classes import FlagGroup, group_of
 from llmlaunch.frameworks.megatron import (
     checkpoint_rules,
     cuda_graphs,

@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.families.hub_ids import hub_model
-from llmlaunch.frameworks.bridge.recipe_fields import RECIPES, plain_fields
-from llmlaunch.frameworks.bridge.recipe_source import UNREAD, Fields, FieldsReader, PythonModule, flat
+from llmlaunch.frameworks.bridge.recipe_fields import (
+    RECIPES,
+    UNREAD,
+    Fields,
+    FieldsReader,
+    PythonModule,
+    flat,
+    plain_fields,
+)
 
 PACKAGES = Path(__file__).resolve().parents[2] / ".venv-frameworks/lib/python3.11/site-packages"
 PLACES = ("megatron/bridge/recipes", "megatron/bridge/perf_recipes")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmlaunch.calibration.lessons import NO_LESSONS, Lessons
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.planner import hints, neighbours, smallest_change
 from llmlaunch.planner.legality import first_failed, situation

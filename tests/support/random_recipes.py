@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.planner.search import SearchResult, search
 from llmlaunch.planner.setting import Setting, setting_of
 from llmlaunch.recipe.load import load_recipe

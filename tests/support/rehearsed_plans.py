@@ -8,7 +8,7 @@ from typing import Any
 
 from llmlaunch.assets import asset
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import Setting, setting_of

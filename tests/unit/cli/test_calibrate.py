@@ -14,7 +14,7 @@ import pytest
 
 from llmlaunch.assets import asset
 from llmlaunch.calibration.cases import Prediction
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.planner.plan import Plan, as_planned
 from llmlaunch.planner.planning import make_sized_plan
 from llmlaunch.planner.setting import setting_of

@@ -13,10 +13,9 @@ from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.bridge.command_line import read_bridge
-from llmlaunch.frameworks.bridge.recipe_source import UNREAD, FieldsReader, PythonModule, flat
+from llmlaunch.frameworks.bridge.recipe_fields import UNREAD, FieldsReader, PythonModule, flat
 from llmlaunch.frameworks.bridge.settings import settings_of
-from llmlaunch.frameworks.megatron.command_line import with_stand_ins
-from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.frameworks.megatron.command_line import pinned_layout, with_stand_ins
 from llmlaunch.recipe.load import recipe_from
 
 RUNNER = "/bridge/scripts/training/run_recipe.py"

@@ -15,9 +15,9 @@ from llmlaunch.command_lines.shell import read_script
 from llmlaunch.command_lines.trainers import trainer_of
 from llmlaunch.documents.yaml_strict import Document, parse_document
 from llmlaunch.errors import NoVerdict, UserError
+from llmlaunch.frameworks.deepspeed.backend import classed_arguments
 from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed, read_ds_config, read_training_args
-from llmlaunch.frameworks.deepspeed.extra_arguments import classed_arguments
-from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.frameworks.megatron.command_line import pinned_layout
 from llmlaunch.recipe.load import load_recipe, recipe_from
 
 ZERO_3 = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2}

@@ -13,14 +13,13 @@ import pytest
 import yaml
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, Unset
-from llmlaunch.command_lines.options import ScriptOptions, true_or_false
+from llmlaunch.command_lines.recipe_draft import ScriptOptions, true_or_false
 from llmlaunch.documents.nested import leaves, value_at
-from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.deepspeed.backend import DeepSpeed, classed_arguments
 from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed
-from llmlaunch.frameworks.deepspeed.extra_arguments import classed_arguments
 from llmlaunch.frameworks.deepspeed.hugging_face import DEFAULTS, family_of_script
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS
-from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.frameworks.megatron.command_line import pinned_layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.recipe.types import Recipe

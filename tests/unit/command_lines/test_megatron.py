@@ -14,8 +14,7 @@ from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.megatron.command_line import read_megatron, read_values, with_stand_ins
-from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.frameworks.megatron.command_line import pinned_layout, read_megatron, read_values, with_stand_ins
 from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, core_parser
 from llmlaunch.layout import Layout

@@ -13,8 +13,7 @@ import yaml
 from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.frameworks.argument import NodeVariable, command_words
 from llmlaunch.frameworks.megatron.arguments import planned_arguments
-from llmlaunch.frameworks.megatron.command_line import read_megatron
-from llmlaunch.frameworks.megatron.differences import VOCABULARY, equal, pinned_layout
+from llmlaunch.frameworks.megatron.command_line import VOCABULARY, equal, pinned_layout, read_megatron
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
 from llmlaunch.frameworks.megatron.parser import NEWEST

@@ -10,9 +10,9 @@ import pytest
 from llmlaunch.assets import asset
 from llmlaunch.facts import ForeignFacts, HostFacts, MemoryFacts
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, resident_facts
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
-from llmlaunch.frameworks.megatron.sharding_facts import megatron_fsdp_facts
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.megatron.sharding_rules import megatron_fsdp_facts
 from support.changed_facts import FACT_GROUPS, changed
 from support.recipes import recipe_of
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from llmlaunch.frameworks.classed_arguments import PRICED
+from llmlaunch.frameworks.classed_arguments import PRICED, FlagGroup, group_of
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, shipped_groups, trainer_group, trainer_groups
-from llmlaunch.frameworks.flag_classes import FlagGroup, group_of
 from llmlaunch.frameworks.megatron.arguments import decided_names
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.extra_arguments import classed_arguments, megatron_groups

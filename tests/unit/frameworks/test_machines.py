@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.planner.planning import make_plan
 from support.plans import setting_for
 from support.recipes import recipe_of

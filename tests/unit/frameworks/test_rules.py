@@ -14,6 +14,7 @@ from llmlaunch.frameworks.bridge.rules import BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
 from llmlaunch.frameworks.deepspeed.rules import RULES as DEEPSPEED_RULES
 from llmlaunch.frameworks.deepspeed.scripts import HUGGING_FACE_RULES, PIPELINE_RULES
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.frameworks.megatron.cuda_graphs import GRAPH_RULES
 from llmlaunch.frameworks.megatron.mixture_rules import MIXTURE_REQUIREMENTS
 from llmlaunch.frameworks.megatron.model_rules import MODEL_REQUIREMENTS
@@ -21,7 +22,6 @@ from llmlaunch.frameworks.megatron.pooled_rules import POOLED_REQUIREMENTS
 from llmlaunch.frameworks.megatron.rules import requirements_for, rules_for
 from llmlaunch.frameworks.megatron.versions import version_requirements
 from llmlaunch.frameworks.megatron.vision_rules import VISION_REQUIREMENTS
-from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of

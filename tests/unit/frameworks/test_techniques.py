@@ -9,9 +9,9 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.parser import core_parser
-from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.planner.changes import judge_layouts
 from llmlaunch.planner.planning import make_plan

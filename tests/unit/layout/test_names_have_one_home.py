@@ -16,9 +16,8 @@ from typing import get_args
 import pytest
 
 from llmlaunch.families.registry import all_families
-from llmlaunch.frameworks.framework import Framework
+from llmlaunch.frameworks.framework import Framework, framework_named, trained_with
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
-from llmlaunch.frameworks.registry import framework_named, trained_with
 from llmlaunch.recipe.frameworks import DEFAULT_FRAMEWORK, FRAMEWORKS, FrameworkName, named_by_packages
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.technique import declarations
@@ -141,7 +140,7 @@ def test_the_framework_of_an_environment_is_told_by_its_packages() -> None:
 def test_asking_one_framework_imports_no_other(name: str) -> None:
     """Megatron-Bridge configures Megatron core, so it needs the folder of Megatron-LM."""
     program = (
-        f"import sys; from llmlaunch.frameworks.registry import framework_named; framework_named({name!r}); "
+        f"import sys; from llmlaunch.frameworks.framework import framework_named; framework_named({name!r}); "
         "print(*{module.split('.')[2] for module in sys.modules if module.startswith('llmlaunch.frameworks.')})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from shapes import ALTERNATING, LLAMA2_7B, LLAMA3_8B, MIXTRAL
 
 from llmlaunch.facts import Gathering, MemoryFacts
-from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, script_facts
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, ZeroSettings, deepspeed_facts, script_facts
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
-from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
-from llmlaunch.frameworks.megatron.sharding_facts import megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.sharding_rules import megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, Layout
 from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import MlaShape, ModelShape, MoeShape, Router

@@ -8,8 +8,7 @@ import pytest
 from shapes import LLAMA3_8B, ranks
 
 from llmlaunch.facts import Gathering, MemoryFacts
-from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts, engine_of
-from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
+from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, ZeroSettings, deepspeed_facts, engine_of
 from llmlaunch.layers.modules import ModuleSplit
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, Layout

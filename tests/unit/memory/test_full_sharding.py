@@ -8,7 +8,7 @@ from shapes import LLAMA2_7B, LLAMA3_8B, LLAMA3_70B, MIXTRAL, job_of, ranks
 
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions
-from llmlaunch.frameworks.megatron.sharding_facts import megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.sharding_rules import megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.memory.job import all_ranks

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shapes import CORRECTIONS, ranks
 
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate, worst_ranks
 from llmlaunch.memory.job import Correction, Job

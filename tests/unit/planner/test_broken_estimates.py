@@ -17,7 +17,7 @@ from llmlaunch.calibration.records import read_records
 from llmlaunch.columns import FloatColumn
 from llmlaunch.effects import host_optimizer
 from llmlaunch.errors import NothingSafe
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.layout import RECOMPUTE_FULL, Layout, LayoutColumns
 from llmlaunch.memory import moments, states
 from llmlaunch.memory.effects import HostBytes

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.cluster.matrix import BandwidthMatrix
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.placement.traffic import Volumes, inverse, order_seconds, traffic

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from llmlaunch.errors import UserError
-from llmlaunch.planner.candidate import Candidate
 from llmlaunch.planner.changes import judge_layouts
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.search import EXACT, SearchResult, search
+from llmlaunch.planner.search_space import Candidate
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.load import load_recipe
 from llmlaunch.techniques import NO_TECHNIQUES, SPARING_SWITCHES, Techniques

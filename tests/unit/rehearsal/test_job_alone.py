@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import MemoryPolicy
 from llmlaunch.rehearsal.earlier import rehearsals_of, rehearsed_ranks

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.framework import FORWARD, REMAINDER
+from llmlaunch.frameworks.framework import FORWARD, REMAINDER, backend_for
 from llmlaunch.frameworks.megatron.trace import megatron_job, megatron_terms
-from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.load import load_recipe

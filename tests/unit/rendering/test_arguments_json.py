@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmlaunch.assets import asset
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.planner.plan import as_planned
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.setting import setting_of

@@ -12,7 +12,7 @@ from llmlaunch.app.gallery import gallery
 from llmlaunch.assets import asset
 from llmlaunch.cluster.load import find_accelerator
 from llmlaunch.families.hub_ids import preset_names
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan

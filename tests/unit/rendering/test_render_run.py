@@ -38,7 +38,7 @@ from run_samples import (
 from llmlaunch.calibration.records import problem
 from llmlaunch.cluster.profile import Site
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Code, MonitorPolicy
 from llmlaunch.rendering.launch import command_text

@@ -14,7 +14,7 @@ from run_samples import container_job, deepspeed_cpu, megatron_70b, plan, rank_b
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.megatron.flags.stages import written_layout
+from llmlaunch.frameworks.megatron.flags.layout import written_layout
 from llmlaunch.layout import Layout
 from llmlaunch.placement.traffic import Sizes, Volumes, traffic
 from llmlaunch.planner.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.rehearsal.on_gpu import lone_rank
 from llmlaunch.rehearsal.ranks import ON_GPU
 from llmlaunch.rehearsal.records import records_of, shape_with_job

@@ -8,7 +8,7 @@ import pytest
 from timed_jobs import BASE, LLAMA, job, time_of, total
 
 from llmlaunch.families.hub_ids import load_preset
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.layers.attention import SoftmaxAttention
 from llmlaunch.layers.model import model_of
 from llmlaunch.layers.pooled_attention import PooledAttention

@@ -16,7 +16,7 @@ from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_fac
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
-from llmlaunch.timing.constants import constant, replaced
+from llmlaunch.timing.products import constant, replaced
 from llmlaunch.workload import Workload
 from support.changed_facts import changed
 from support.soak import examples

@@ -16,7 +16,7 @@ from llmlaunch.calibration.evidence import JobClass
 from llmlaunch.calibration.margins import margin_by_evidence
 from llmlaunch.cluster.cards import machines
 from llmlaunch.report.accuracy_text import accuracy_json, accuracy_text
-from llmlaunch.timing.constants import constant, replaced
+from llmlaunch.timing.products import constant, replaced
 from support.regret import Choice, MeasuredLayout, choose, measured_layouts, predicted, preferred, rule_of_thumb
 from support.soak import share
 from validation.cases import case_of

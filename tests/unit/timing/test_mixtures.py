@@ -31,11 +31,10 @@ from llmlaunch.memory.job import Job
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques.requests import PagedStash
 from llmlaunch.techniques.switches import FULL_ITERATION, GraphScope
-from llmlaunch.timing.constants import constant
 from llmlaunch.timing.measured_switches import MEASURED_SWITCHES, exchange_switches
 from llmlaunch.timing.network import distinct_parts, expert_exchange, host_link_bytes_per_second
 from llmlaunch.timing.passes import moves_activations, moving_seconds
-from llmlaunch.timing.products import Work, pace, split_of
+from llmlaunch.timing.products import Work, constant, pace, split_of
 from support.changed_facts import changed
 from support.soak import examples
 from support.switch_pairs import SWITCHES, switch_pairs, switch_records

@@ -18,8 +18,8 @@ from llmlaunch.memory.weights import rank_parameters
 from llmlaunch.techniques import Techniques
 from llmlaunch.techniques.requests import Adapters
 from llmlaunch.timing.arithmetic import token_flops
-from llmlaunch.timing.constants import constant
 from llmlaunch.timing.passes import PIECE, pass_seconds
+from llmlaunch.timing.products import constant
 from llmlaunch.timing.step import combined, rank_alone_seconds, step_time, update_seconds
 from llmlaunch.workload import Workload
 from support.changed_facts import changed

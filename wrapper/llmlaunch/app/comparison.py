@@ -15,7 +15,7 @@ from llmlaunch.app.planned_run import PlannedRun, plan
 from llmlaunch.app.variants import excess
 from llmlaunch.cluster.load import load_cluster
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.planner.setting import setting_of
 from llmlaunch.planner.sizing import no_split_reason, splittable
 from llmlaunch.progress import counting

@@ -19,7 +19,7 @@ from llmlaunch.documents.slurm_options import limit_seconds
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.frameworks.argument import ALLOCATOR_NAMES, ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENTS, WHOLE_SEGMENTS
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.imports.command import read_command
 from llmlaunch.imports.recipe_file import (
     RecipeSource,

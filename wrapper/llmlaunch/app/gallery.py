@@ -70,7 +70,9 @@ def _entry(recipe: Recipe) -> GalleryEntry:
 
 
 def _needs(recipe: Recipe) -> tuple[str, ...]:
-    from llmlaunch.frameworks.registry import framework_of
+    from llmlaunch.frameworks.framework import framework_of
+
+    """Return what must be there before it can be submitted."""
 
     if recipe.cluster.accelerator.kind == "cpu":
         return ("torch",)

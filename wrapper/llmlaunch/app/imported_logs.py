@@ -19,8 +19,8 @@ from llmlaunch.command_lines.training_log import TrainingLog
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS, WHOLE_SEGMENTS
 from llmlaunch.frameworks.deepspeed.training_log import printed_by_megatron_deepspeed
+from llmlaunch.frameworks.framework import backend_for, framework_of
 from llmlaunch.frameworks.megatron.command_line import read_values
-from llmlaunch.frameworks.registry import backend_for, framework_of
 from llmlaunch.imports.logs import is_record_file, read_logs
 from llmlaunch.layout import OFFLOAD_LAYERS, Layout
 from llmlaunch.planner.plan import Candidate, as_planned

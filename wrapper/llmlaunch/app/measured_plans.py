@@ -3,7 +3,7 @@
 A run of this very job and layout is the best prediction of the next. Its peaks take the place of the estimate, and what
 runs of one job differ by takes the place of the margin; one that ran out of memory refutes its layout. The step time of
 runs that agree takes the place of the predicted one, and a part of what it differs by is taken for the other layouts,
-too; a single run says nothing of which layout is faster (`planner/evidence.py`). That the job is the same is decided
+too; a single run says nothing of which layout is faster (`planner/points.py`). That the job is the same is decided
 by what its measurement record is priced as, and by the arguments of which nobody knows whether they take bytes.
 """
 

@@ -15,7 +15,7 @@ from llmlaunch.app.messages import Notify, ignore
 from llmlaunch.documents.yaml_strict import STANDARD_INPUT_NAME
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import NO_PROGRAM, Backend, Rendered
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import Candidate, Plan, Sizing, as_planned, with_save_interval
 from llmlaunch.planner.planning import make_sized_plan

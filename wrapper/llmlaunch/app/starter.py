@@ -18,7 +18,7 @@ from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.profile_text import SiteOffer, quoted
 from llmlaunch.documents.templates import render
 from llmlaunch.families.hub_ids import hub_id_of
-from llmlaunch.frameworks.registry import framework_named
+from llmlaunch.frameworks.framework import framework_named
 from llmlaunch.recipe.frameworks import FRAMEWORKS
 from llmlaunch.recipe.key_reference import recipe_keys
 from llmlaunch.report.text import one_line

@@ -23,8 +23,8 @@ from llmlaunch.calibration.ratios import (
 )
 from llmlaunch.calibration.records import time_class
 from llmlaunch.errors import UserError
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.frameworks.recorded import TABLES
-from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.memory.job import Correction
 from llmlaunch.models.shape import kind_of
 from llmlaunch.recipe.types import IN_USE, NO_CALIBRATION, Recipe

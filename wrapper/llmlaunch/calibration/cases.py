@@ -16,8 +16,8 @@ from llmlaunch.calibration.records import CPU, Record, recorded_machine
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frameworks.argument import ALLOCATOR_NAMES
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.frameworks.priced_job import job_of
-from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms

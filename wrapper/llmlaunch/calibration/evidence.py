@@ -37,8 +37,8 @@ from functools import cache
 from pathlib import Path
 
 from llmlaunch.frameworks.argument import expands_segments
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.frameworks.recorded import TABLES
-from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.units import GIB
 

@@ -184,7 +184,7 @@ def _environment(container: str | None, frameworks: str | None, python: str | No
 
 
 def _environment_text(probe: dict[str, Any]) -> str:
-    from llmlaunch.frameworks.registry import trained_with
+    from llmlaunch.frameworks.framework import trained_with
 
     packages = probe["packages"]
     shown = trained_with()

@@ -220,7 +220,7 @@ def steps_to_submit(run: PlannedRun, words: tuple[str, ...]) -> Steps:
 def repair_steps(run: PlannedRun, in_words: str = "") -> Steps:
     """Return the changes under which the plan may run, as overrides of what was typed. `in_words` is the advised one as
     a script says it."""
-    from llmlaunch.planner.candidate import yaml_text
+    from llmlaunch.planner.search_space import yaml_text
 
     plan, words = run.plan, sys.argv[1:]
     steps = []

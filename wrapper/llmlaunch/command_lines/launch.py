@@ -12,16 +12,19 @@ from pathlib import Path
 
 from llmlaunch.command_lines.command import TrainerCommand, Unset, is_optional, is_unset
 from llmlaunch.command_lines.launch_problems import ScriptLaunch, launch_problems
-from llmlaunch.command_lines.launchers import (
+from llmlaunch.command_lines.prefixes import (
+    Prefix,
     accelerate_defaults,
     launched_devices,
     launched_nodes,
     launcher_options,
+    launcher_table,
     launchers,
+    pyxis_container,
     text_of,
     visible_devices,
+    without_prefixes,
 )
-from llmlaunch.command_lines.prefixes import Prefix, launcher_table, pyxis_container, without_prefixes
 from llmlaunch.command_lines.preparation import prepared
 from llmlaunch.command_lines.sbatch import OF_A_TASK, Options, device_count, node_count, sbatch_words, task_count
 from llmlaunch.command_lines.shell import Script, ShellCommand, read_script

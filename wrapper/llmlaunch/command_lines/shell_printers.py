@@ -6,9 +6,8 @@ import posixpath
 import re
 from collections.abc import Callable, Sequence
 
-from llmlaunch.command_lines.shell_arithmetic import NotComputable, compute
 from llmlaunch.command_lines.shell_state import State, has_unset, shown
-from llmlaunch.command_lines.shell_test import CLASSES
+from llmlaunch.command_lines.shell_test import CLASSES, NotComputable, compute
 from llmlaunch.command_lines.shell_word_syntax import escaped
 from llmlaunch.rundir.foreign_values import number_in, whole_number_in
 

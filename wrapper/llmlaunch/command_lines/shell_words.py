@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from llmlaunch.command_lines import shell_tree as tree
-from llmlaunch.command_lines.shell_arithmetic import NotComputable, compute
 from llmlaunch.command_lines.shell_state import Array, State, has_unset, reason, unset_names
-from llmlaunch.command_lines.shell_test import ShellPattern
+from llmlaunch.command_lines.shell_test import NotComputable, ShellPattern, compute
 from llmlaunch.rundir.foreign_values import whole_number_in
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")

@@ -16,10 +16,9 @@ from llmlaunch.memory.effects import Effect
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.memory.tokens import layer_input
-from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import LayerParts, TimeEffect
 from llmlaunch.timing.network import exposed
-from llmlaunch.timing.products import DevicePace, SplitColumns, Work
+from llmlaunch.timing.products import DevicePace, SplitColumns, Work, constant
 
 TERM = "paired_layer"
 GRADIENTS_LEFT = 4.0  # of a layer's input: what goes to other stages, and comes from them, while two passes run

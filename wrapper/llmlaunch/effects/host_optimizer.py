@@ -14,9 +14,9 @@ from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.states import shard_groups, sharded_parameters
 from llmlaunch.memory.weights import largest_matrices, layer_parameters, rank_parameters, tables, trained_parameters
 from llmlaunch.techniques.treatments import HostOptimizer
-from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import TimeEffect
 from llmlaunch.timing.network import host_link, host_link_bytes_per_second
+from llmlaunch.timing.products import constant
 
 FP32_BYTES = 4.0  # the pinned tensors are fp32: whole flat partitions, or a parameter's share
 

@@ -12,9 +12,8 @@ from llmlaunch.memory.effects import Effect, trains_head
 from llmlaunch.memory.job import Job, RankColumns
 from llmlaunch.memory.tokens import tokens
 from llmlaunch.memory.weights import head_matrix
-from llmlaunch.timing.constants import NATIVE_LOSS_BYTES
 from llmlaunch.timing.effects import TimeEffect
-from llmlaunch.timing.products import Work
+from llmlaunch.timing.products import NATIVE_LOSS_BYTES, Work
 
 
 class FusedLinearLossEffect(Effect):

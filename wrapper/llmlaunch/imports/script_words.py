@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmlaunch.command_lines.command import TrainerCommand
 from llmlaunch.documents.nested import leaves
 from llmlaunch.documents.yaml_strict import KeyPath
-from llmlaunch.frameworks.registry import framework_named
+from llmlaunch.frameworks.framework import framework_named
 from llmlaunch.rundir.values import shortened
 
 if TYPE_CHECKING:

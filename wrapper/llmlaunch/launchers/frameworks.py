@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.registry import trained_with
+from llmlaunch.frameworks.framework import trained_with
 from llmlaunch.launchers.bandwidth import last_lines, reported, run_probe
 from llmlaunch.launchers.run_environment import INTERPRETER_VARIABLE
 from llmlaunch.recipe.containers import Container

@@ -7,9 +7,9 @@ import numpy as np
 from llmlaunch.calibration.lessons import Lessons, MeasuredStep, Rehearsal
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import NO_CORRECTION
-from llmlaunch.planner.evidence import evidence_of
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.plan import Candidate, ChangedChoice, Plan, as_planned
+from llmlaunch.planner.points import evidence_of
 from llmlaunch.planner.search import LegalLayouts
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.tight import search_tight

@@ -20,12 +20,11 @@ from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.errors import UserError
 from llmlaunch.layout import AMOUNTS, RECOMPUTE_LAYERS, RECOMPUTE_NAMES, Layout, LayoutColumns, Rule
 from llmlaunch.memory.estimator import estimate, worst_ranks
-from llmlaunch.planner.candidate import Candidate, Change
-from llmlaunch.planner.evidence import evidence_of, rehearsal_on
 from llmlaunch.planner.headroom import search_with_headroom
 from llmlaunch.planner.legality import situation
+from llmlaunch.planner.points import evidence_of, rehearsal_on
 from llmlaunch.planner.search import BROKEN_ESTIMATE, HOST_MEMORY, MEMORY, REHEARSED, SearchResult, search
-from llmlaunch.planner.search_space import as_ints, searched_values
+from llmlaunch.planner.search_space import Candidate, Change, as_ints, searched_values
 from llmlaunch.planner.setting import Setting, count_candidates, node_of
 from llmlaunch.recipe.layout_keys import belonging
 from llmlaunch.recipe.types import Recipe

@@ -19,7 +19,7 @@ from llmlaunch.calibration.lessons import Lessons
 from llmlaunch.calibration.step_time_errors import JobKind, job_kind, step_time_error
 from llmlaunch.columns import FloatColumn
 from llmlaunch.frameworks.checkpoints import expected_save_seconds, pause_seconds, resume_seconds
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.frozen import frozen
 from llmlaunch.planner.plan import Candidate, ExpectedEnd, JobLength
 from llmlaunch.recipe.training import AUTO_INTERVAL

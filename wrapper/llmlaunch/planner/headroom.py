@@ -20,10 +20,8 @@ import numpy as np
 
 from llmlaunch.calibration.lessons import MeasuredStep, Rehearsal
 from llmlaunch.layout import AMOUNTS, LayoutColumns
-from llmlaunch.planner.evidence import same_split
-from llmlaunch.planner.incumbents import Reach
 from llmlaunch.planner.plan import FullerLayout, JobLength, budget_shares
-from llmlaunch.planner.points import Points, join_rows
+from llmlaunch.planner.points import Points, Reach, join_rows, same_split
 from llmlaunch.planner.preference import HeadroomRule, headroom_rule
 from llmlaunch.planner.search import EXACT, OUTPACED, LegalLayouts, SearchResult, search
 from llmlaunch.planner.setting import Setting

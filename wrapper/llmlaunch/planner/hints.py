@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from llmlaunch.frozen import frozen
-from llmlaunch.planner.candidate import yaml_text
 from llmlaunch.planner.plan import Plan
-from llmlaunch.planner.search_space import as_ints, excluded_techniques
+from llmlaunch.planner.search_space import as_ints, excluded_techniques, yaml_text
 from llmlaunch.planner.setting import Setting, within_budget
 from llmlaunch.recipe.written import written_pin
 from llmlaunch.techniques.switches import TokenDispatch

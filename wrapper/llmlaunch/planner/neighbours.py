@@ -25,13 +25,13 @@ from llmlaunch.layout import (
     Layout,
     LayoutColumns,
 )
-from llmlaunch.planner.candidate import host_labels
 from llmlaunch.planner.changes import LayoutVerdict, judge_layouts, rules_failed
 from llmlaunch.planner.points import Points
 from llmlaunch.planner.pricing import price_all
 from llmlaunch.planner.search_space import (
     SPLIT_FIELDS,
     TechniqueSpace,
+    host_labels,
     offered_values,
     recipe_with_techniques,
     switches_beside,

@@ -15,7 +15,7 @@ from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import Estimate
 from llmlaunch.memory.job import NO_CORRECTION, Correction
-from llmlaunch.planner.candidate import Candidate, Change, ChangedChoice, FasterLayout, FullerLayout
+from llmlaunch.planner.search_space import Candidate, Change, ChangedChoice, FasterLayout, FullerLayout
 from llmlaunch.recipe.training import AUTO_INTERVAL
 from llmlaunch.recipe.types import NO_BUDGET, Budget, Recipe
 from llmlaunch.timing.step import evaluation_seconds

@@ -16,7 +16,6 @@ from llmlaunch.frameworks.base import StepTechniques
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Rule
 from llmlaunch.memory.grouped_pricing import distinct_states
-from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.legality import TechniqueLegality, technique_legality
 from llmlaunch.planner.memory_bounds import (
     LeastFactors,
@@ -27,7 +26,7 @@ from llmlaunch.planner.memory_bounds import (
     scouts,
     switch_sets,
 )
-from llmlaunch.planner.points import NO_ROWS, GatheredRows, Points, Rows, join_rows
+from llmlaunch.planner.points import NO_ROWS, GatheredRows, Incumbents, Points, Rows, join_rows
 from llmlaunch.planner.search_space import TechniqueSpace
 from llmlaunch.planner.setting import SPLIT_SHARE, WHOLE_SHARE, Setting, count_candidates
 from llmlaunch.planner.technique_batches import (

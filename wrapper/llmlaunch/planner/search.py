@@ -20,15 +20,27 @@ from llmlaunch.frameworks.base import Backend
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import LayoutColumns, Rule, refusal_counts
 from llmlaunch.memory.guard import IMPOSSIBLE_BYTES
-from llmlaunch.planner.candidate import Candidate, FasterLayout, HabitPrice
-from llmlaunch.planner.evidence import points_of, refuted, rehearsals_of_points, same_split, same_techniques
-from llmlaunch.planner.incumbents import ANYWHERE, Incumbents, Reach
 from llmlaunch.planner.legality import TechniqueLegality, first_failed, situation, technique_legality
 from llmlaunch.planner.memory_bounds import least_state_bytes_of
-from llmlaunch.planner.points import GatheredRows, Points, Rows
+from llmlaunch.planner.points import (
+    ANYWHERE,
+    GatheredRows,
+    Incumbents,
+    Points,
+    Reach,
+    Rows,
+    points_of,
+    refuted,
+    rehearsals_of_points,
+    same_split,
+    same_techniques,
+)
 from llmlaunch.planner.preference import preference_factor, prices_at
 from llmlaunch.planner.pricing import Offer, Priced, filled_share, price, price_rows, roomiest
 from llmlaunch.planner.search_space import (
+    Candidate,
+    FasterLayout,
+    HabitPrice,
     TechniqueSpace,
     all_techniques,
     enumerate_splits,

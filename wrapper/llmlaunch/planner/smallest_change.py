@@ -11,7 +11,6 @@ import numpy as np
 
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import AMOUNTS, Layout
-from llmlaunch.planner.candidate import Candidate, Change
 from llmlaunch.planner.changes import (
     nearest_pins,
     pin_distance,
@@ -25,7 +24,7 @@ from llmlaunch.planner.changes import (
     with_pins,
     without,
 )
-from llmlaunch.planner.search_space import MOST_CONTEXT, as_ints, divisors, searched_values
+from llmlaunch.planner.search_space import MOST_CONTEXT, Candidate, Change, as_ints, divisors, searched_values
 from llmlaunch.planner.setting import BudgetSpent, Setting, within_budget
 from llmlaunch.planner.sizing import DEFAULT_MOST_NODES, fewest_safe, most_nodes
 from llmlaunch.progress import counting

@@ -21,9 +21,8 @@ from llmlaunch.frameworks.base import StepTechniques
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.grouped_pricing import distinct_states, rank_bytes
 from llmlaunch.memory.job import Job, layer_kinds
-from llmlaunch.planner.incumbents import Incumbents
 from llmlaunch.planner.memory_bounds import LeastSeconds, MemoryBounds, by_cost, scouts
-from llmlaunch.planner.points import Points, Rows
+from llmlaunch.planner.points import Incumbents, Points, Rows
 from llmlaunch.planner.pricing import Offer
 from llmlaunch.planner.setting import Setting, count_candidates
 from llmlaunch.planner.stage_balance import Costs

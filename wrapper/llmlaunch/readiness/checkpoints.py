@@ -27,7 +27,7 @@ from llmlaunch.frameworks.checkpoints import (
     checkpoint_bytes,
     tracker,
 )
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.readiness.written_folders import nearest_folder

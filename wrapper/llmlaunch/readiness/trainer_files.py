@@ -23,7 +23,7 @@ from llmlaunch.findings import (
     path_state,
     unseen,
 )
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.launchers.run_environment import INTERPRETER_VARIABLE
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe

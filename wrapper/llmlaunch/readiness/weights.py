@@ -14,7 +14,7 @@ from llmlaunch.findings import (
     read_json,
     unseen,
 )
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.recipe.written import is_written

@@ -11,7 +11,7 @@ from typing import Any
 from llmlaunch.calibration.lessons import Rehearsal
 from llmlaunch.calibration.ratios import same_minor
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import NOT_MODELLED, RankEstimate, estimate
 from llmlaunch.planner.plan import Candidate, JobLength, Plan

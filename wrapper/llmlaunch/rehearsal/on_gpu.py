@@ -15,7 +15,7 @@ from pathlib import Path
 from llmlaunch.documents.slurm_options import other_gres
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import RankAlone, Rendered
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.launchers.base import JobState, Launcher, Submission
 from llmlaunch.launchers.choose import LauncherChoice
 from llmlaunch.launchers.run_files import latest_attempt

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from llmlaunch.calibration.ratios import same_minor
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.framework import TRACE_VARIABLE, Framework
-from llmlaunch.frameworks.registry import framework_named, framework_of
+from llmlaunch.frameworks.framework import TRACE_VARIABLE, Framework, framework_named, framework_of
 from llmlaunch.launchers.choose import LauncherChoice, choose
 from llmlaunch.launchers.local_gpus import gpu_at_hand
 from llmlaunch.recipe.frameworks import DEFAULT_FRAMEWORK

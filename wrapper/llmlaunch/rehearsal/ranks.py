@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import OmittedTechnique, Rendered
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate, estimate
 from llmlaunch.memory.peak import OUTSIDE_TORCH

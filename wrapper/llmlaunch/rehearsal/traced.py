@@ -14,7 +14,7 @@ from typing import IO, Any
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import ALLOCATOR_NAMES, EXPANDABLE_SEGMENTS
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.place import TraceEnvironment, refuse_another_version

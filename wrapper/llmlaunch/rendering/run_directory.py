@@ -14,7 +14,7 @@ from llmlaunch.documents.writing import json_bytes, new_place, text_bytes
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.registry import backend_for
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.planner.plan import Fallback, Plan, as_planned
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.recipe.types import Recipe

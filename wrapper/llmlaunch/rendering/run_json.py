@@ -10,7 +10,7 @@ from llmlaunch.calibration.cases import recorded_job
 from llmlaunch.calibration.records import machine_json
 from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.checkpoints import NON_PERSISTENT_FOLDER, save_seconds, tracker
-from llmlaunch.frameworks.registry import backend_for, framework_of
+from llmlaunch.frameworks.framework import backend_for, framework_of
 from llmlaunch.layout import Layout
 from llmlaunch.planner.plan import FewerNodes, Plan
 from llmlaunch.recipe.types import Recipe

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, delete, func, select
 from llmlaunch.calibration.records import REHEARSED
 from llmlaunch.documents.writing import replacing
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.registry import framework_of
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rehearsal.earlier import rehearsed_ranks

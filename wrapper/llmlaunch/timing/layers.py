@@ -17,10 +17,9 @@ from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import adapted
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques.requests import Adapters
-from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import Kernels, LayerParts, Mlps, TimeEffect, time_effects, time_effects_in_use
 from llmlaunch.timing.network import context_exchange, tensor_passes
-from llmlaunch.timing.products import DevicePace, Rates, SplitColumns, Work, adapter_rates, rates, seconds_of
+from llmlaunch.timing.products import DevicePace, Rates, SplitColumns, Work, adapter_rates, constant, rates, seconds_of
 
 if TYPE_CHECKING:
     from llmlaunch.layers.mixture import Mixture

@@ -22,8 +22,7 @@ from llmlaunch.layers.layer import Layer
 from llmlaunch.layers.matrix import OUTPUTS
 from llmlaunch.layers.work import ContextTraffic
 from llmlaunch.memory.job import Job
-from llmlaunch.timing.constants import constant
-from llmlaunch.timing.products import DevicePace, SplitColumns, Work
+from llmlaunch.timing.products import DevicePace, SplitColumns, Work, constant
 
 
 @frozen

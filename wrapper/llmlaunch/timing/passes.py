@@ -16,11 +16,10 @@ from llmlaunch.layers.model import model_of
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.activations import kept_by_layer
 from llmlaunch.memory.job import Job, without_layers
-from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import TimeEffect, time_effects, time_effects_in_use
 from llmlaunch.timing.layers import KINDS, LayerSeconds
 from llmlaunch.timing.network import copied, exposed, host_link_bytes_per_second, pipeline_hop
-from llmlaunch.timing.products import SplitColumns, split_of
+from llmlaunch.timing.products import SplitColumns, constant, split_of
 from llmlaunch.timing.stages import (
     FullestStage,
     Pieces,

@@ -8,8 +8,12 @@ parallelism, are less efficient, and a weight's gradient, added to a wide buffer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -22,7 +26,46 @@ from llmlaunch.layers.work import BlockWork
 from llmlaunch.layout import LayoutColumns
 from llmlaunch.memory.job import Job
 from llmlaunch.memory.layer_bytes import job_columns
-from llmlaunch.timing.constants import constant, of_generation
+
+# Per logit. Kernel by kernel the eager loss reads and writes 52 bytes (to fp32, maximum, difference, exponential, sum,
+# quotient, gradient, to bf16), the compiled one 32 (megatron/core/tensor_parallel/cross_entropy.py,
+# fusions/fused_cross_entropy.py, core 0.19); of the first 24 are counted, because parts stay in the cache.
+EAGER_LOSS_BYTES = 24.0
+NATIVE_LOSS_BYTES = EAGER_LOSS_BYTES * 32.0 / 52.0
+
+
+@cache
+def _table() -> dict[str, dict[str, float | str]]:
+    table: dict[str, dict[str, float | str]] = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
+    return table
+
+
+def constant(name: str) -> float:
+    """Return a constant by name, in the unit its name ends in. Raises KeyError for a name that is not in the file."""
+    return float(_table()[name]["value"])
+
+
+@contextmanager
+def replaced(values: Mapping[str, float]) -> Iterator[None]:
+    """Replace values inside a `with` block: to fit constants, or to measure their effect. Raises KeyError for a new
+    name."""
+    table = _table()
+    before = {name: table[name] for name in values}
+    table.update({name: {**before[name], "value": value} for name, value in values.items()})
+    try:
+        yield
+    finally:
+        table.update(before)
+
+
+def of_generation(name: str, accelerator: Accelerator) -> float:
+    """Return the constant of the accelerator by its name, else of its compute capability, else of its generation (the
+    whole part of that), else the one of devices that were never measured, `<name>_other`."""
+    capability = accelerator.compute_capability
+    versions = () if capability is None else (str(capability), str(int(float(capability))))
+    known = (f"{name}_{key}" for key in (accelerator.name, *versions))
+    return constant(next((key for key in known if key in _table()), f"{name}_other"))
+
 
 GRADIENT_BUFFER_BYTES = 4.0  # of what weights' gradients are added to, whatever they are reduced in
 MULTIPROCESSORS = {7: 80, 8: 108, 9: 132, 10: 148}  # streaming multiprocessors of V100, A100, H100 SXM, B200

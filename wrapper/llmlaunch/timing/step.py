@@ -19,11 +19,10 @@ from llmlaunch.memory.effects import optimizer_on_device, shards_on_device
 from llmlaunch.memory.estimator import candidate_ranks
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.weights import RankParameters, rank_parameters, trained_parameters
-from llmlaunch.timing.constants import constant
 from llmlaunch.timing.effects import TimeEffect, time_effects
 from llmlaunch.timing.network import exposed, host_link_bytes_per_second, links, ring
 from llmlaunch.timing.passes import PassSeconds, pass_seconds
-from llmlaunch.timing.products import pace, split_of
+from llmlaunch.timing.products import constant, pace, split_of
 from llmlaunch.timing.stages import pieces
 
 # Elements read and written through device memory for every parameter a device updates: master, two moments and gradient

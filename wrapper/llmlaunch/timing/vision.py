@@ -20,9 +20,8 @@ from llmlaunch.layout import RECOMPUTE_FULL
 from llmlaunch.memory.job import Job
 from llmlaunch.models.sections import Vision
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.timing.constants import constant
 from llmlaunch.timing.network import TensorPasses, tensor_pass
-from llmlaunch.timing.products import DevicePace, SplitColumns, Work, rates
+from llmlaunch.timing.products import DevicePace, SplitColumns, Work, constant, rates
 
 SCORE_PASSES = 6.0  # elements of two bytes read or written for each score that is kept, forward
 SUMS = 4.0  # passes that two sums over tensor parallelism are, of each block and direction

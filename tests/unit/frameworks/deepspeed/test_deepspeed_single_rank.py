@@ -11,8 +11,8 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.base import RankAlone, Rendered
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.rank_alone import SCRIPTS_REFUSED, rank_alone
 from llmlaunch.frameworks.deepspeed.scripts import KINDS
+from llmlaunch.frameworks.deepspeed.trace import SCRIPTS_REFUSED, rank_alone
 from llmlaunch.layout import Layout
 from llmlaunch.trainers import RANK_ALONE
 from support.backend_output import value_of

@@ -18,10 +18,10 @@ import pytest
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand
 from llmlaunch.frameworks.argument import Word
+from llmlaunch.frameworks.classed_arguments import flags_with_values
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
 from llmlaunch.frameworks.deepspeed.command_line import read_deepspeed
 from llmlaunch.frameworks.deepspeed.trainer_table import ARGUMENTS, DECAYS, SCHEDULES, TrainerArgument
-from llmlaunch.frameworks.flag_classes import flags_with_values
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NAMES, Layout
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of

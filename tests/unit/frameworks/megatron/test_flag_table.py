@@ -9,8 +9,7 @@ import pytest
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
-from llmlaunch.frameworks.megatron.command_line import read_values, with_stand_ins
-from llmlaunch.frameworks.megatron.differences import pinned_layout
+from llmlaunch.frameworks.megatron.command_line import pinned_layout, read_values, with_stand_ins
 from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
 from llmlaunch.frameworks.megatron.flags.row import Flag, PlannedJob
 from llmlaunch.frameworks.megatron.flags.table import bridge_fields, column, flags, read_section, written_arguments

@@ -14,7 +14,7 @@ from llmlaunch.frameworks.base import Rendered
 from llmlaunch.frameworks.checkpoints import save_seconds
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
-from llmlaunch.frameworks.megatron.flags.stages import STAGE_FLAGS, stage_flags
+from llmlaunch.frameworks.megatron.flags.layout import STAGE_FLAGS, stage_flags
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
 from llmlaunch.frameworks.megatron.rules import RULES

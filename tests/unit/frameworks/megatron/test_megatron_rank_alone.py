@@ -9,7 +9,7 @@ from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.base import RankAlone
 from llmlaunch.frameworks.megatron.backend import MegatronLM
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
-from llmlaunch.frameworks.megatron.rank_alone import LEFT_OUT, REFUSED, omitted_techniques, rank_alone
+from llmlaunch.frameworks.megatron.trace import LEFT_OUT, REFUSED, omitted_techniques, rank_alone
 from llmlaunch.layout import Layout
 from support.backend_output import value_of
 from support.recipes import recipe_of

@@ -8,8 +8,8 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import Rendered
+from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.frameworks.megatron.backend import MegatronLM
-from llmlaunch.frameworks.registry import framework_of
 from llmlaunch.frameworks.resharding import reshards
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout

@@ -13,9 +13,9 @@ from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.bridge.backend import MegatronBridge
 from llmlaunch.frameworks.bridge.settings import settings_of
 from llmlaunch.frameworks.classed_arguments import NEUTRAL, UNKNOWN
+from llmlaunch.frameworks.framework import backend_for
 from llmlaunch.frameworks.megatron.flags.table import bridge_fields, flags
 from llmlaunch.frameworks.megatron.parser import NEWEST, core_parser
-from llmlaunch.frameworks.registry import backend_for
 from llmlaunch.layout import Layout
 from llmlaunch.planner.search_space import technique_space
 from llmlaunch.recipe.types import Recipe

@@ -21,16 +21,16 @@ from llmlaunch.frameworks.deepspeed.facts import (
     HUGGING_FACE_KINDS,
     MEGATRON_FORK_KIND,
     DeepSpeedOptions,
+    ZeroSettings,
     bucket_bytes,
     deepspeed_facts,
     resident_facts,
     script_facts,
 )
 from llmlaunch.frameworks.deepspeed.family_facts import with_family
-from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
 from llmlaunch.frameworks.framework_version import minor
 from llmlaunch.frameworks.megatron.facts import LOSSES, MegatronOptions, megatron_facts
-from llmlaunch.frameworks.megatron.sharding_facts import megatron_fsdp_facts
+from llmlaunch.frameworks.megatron.sharding_rules import megatron_fsdp_facts
 from llmlaunch.frameworks.recorded import MEGATRON_FSDP, RECORDED_TRAINERS, RecordedTrainer
 from llmlaunch.layout import Layout
 from llmlaunch.models.shape import ModelShape

@@ -15,8 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, is_unset
-from llmlaunch.command_lines.options import ScriptOptions
-from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, file_text, job_name
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, ScriptOptions, add_job, add_model, file_text, job_name
 from llmlaunch.documents.yaml_strict import parse_document, parse_value
 from llmlaunch.errors import NoVerdict, UserError
 from llmlaunch.families.hub_ids import preset_names
@@ -24,15 +23,19 @@ from llmlaunch.frameworks.argument import ALLOCATOR_SETTINGS, EXPANDABLE_SEGMENT
 from llmlaunch.frameworks.bridge.recipe_fields import (
     PRECISION,
     STAGES,
+    UNREAD,
+    Fields,
+    PythonModule,
     bridge_arguments,
     field_text,
+    flat,
     known_recipes,
     megatron_words,
     plain_fields,
     resolved,
     row_fields,
+    script_fields,
 )
-from llmlaunch.frameworks.bridge.recipe_source import UNREAD, Fields, PythonModule, flat, script_fields
 from llmlaunch.frameworks.bridge.rules import ALL_REQUIREMENTS
 from llmlaunch.frameworks.bridge.settings import SECTIONS
 from llmlaunch.frameworks.megatron.command_line import model_values, read_namespace

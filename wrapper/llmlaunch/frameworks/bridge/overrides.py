@@ -12,14 +12,15 @@ from llmlaunch.documents.yaml_strict import parse_value
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import Reason
 from llmlaunch.frameworks.classed_arguments import (
+    BY_WORD,
     NEUTRAL,
+    NO_FLAG,
     PRICED,
     UNKNOWN,
     ClassedArgument,
     ClassedArguments,
     FlagClass,
 )
-from llmlaunch.frameworks.flag_classes import BY_WORD, NO_FLAG
 from llmlaunch.frameworks.megatron.extra_arguments import megatron_flag_class
 from llmlaunch.frameworks.megatron.parser import NEWEST, core_parser
 from llmlaunch.recipe.types import Recipe

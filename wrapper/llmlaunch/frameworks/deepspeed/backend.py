@@ -1,13 +1,22 @@
-"""DeepSpeed as a backend: ZeRO over data parallel ranks, with the shipped training script or a person's own."""
+"""DeepSpeed as a backend: ZeRO over data parallel ranks, with the shipped training script or a person's own, what a
+recipe's `backend.ds_config` says of ZeRO, and the classes of a person's own arguments."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from typing import Any
 
-from llmlaunch.documents.nested import with_values
-from llmlaunch.facts import MemoryFacts
+import numpy as np
+
+from llmlaunch.columns import BoolColumn
+from llmlaunch.documents.nested import value_at, with_values
+from llmlaunch.errors import UserError
+from llmlaunch.facts import Gathering, MemoryFacts
 from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable, Word, command_words, expands_segments, refuse_repeats
 from llmlaunch.frameworks.base import (
     Rendered,
@@ -18,22 +27,38 @@ from llmlaunch.frameworks.base import (
     refuse_what_ifs,
     unrendered,
 )
-from llmlaunch.frameworks.classed_arguments import ClassedArguments
+from llmlaunch.frameworks.classed_arguments import (
+    BY_WORD,
+    DECIDES,
+    NEUTRAL,
+    NO_FLAG,
+    OF_THE_SCRIPT,
+    PRICED,
+    UNKNOWN,
+    ClassedArgument,
+    ClassedArguments,
+    FlagClass,
+    class_arguments,
+    flags_with_values,
+    group_of,
+)
 from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, MODEL_FILE, REASONS, TRAINER_FILE, environment
 from llmlaunch.frameworks.deepspeed.bucket_sizes import bucket_elements, live_parameters
-from llmlaunch.frameworks.deepspeed.checked_settings import refuse_odd_settings, refuse_planned_settings
 from llmlaunch.frameworks.deepspeed.config import (
     ds_config,
     model_config,
+    refuse_odd_settings,
+    refuse_planned_settings,
     refuse_what_the_trainer_cannot_build,
     settings,
     to_json,
 )
-from llmlaunch.frameworks.deepspeed.extra_arguments import classed_arguments
 from llmlaunch.frameworks.deepspeed.facts import (
+    DEFAULT_GATHERING,
     HUGGING_FACE_KINDS,
     LOADING_NOTE,
     DeepSpeedOptions,
+    ZeroSettings,
     bucket_bytes,
     deepspeed_facts,
     loading_facts,
@@ -41,17 +66,185 @@ from llmlaunch.frameworks.deepspeed.facts import (
     script_facts,
 )
 from llmlaunch.frameworks.deepspeed.family_facts import shipped_facts, with_family
-from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32, number_rules
+from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32, number_rules, optimizer_states
+from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_number, set_keys
 from llmlaunch.frameworks.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
-from llmlaunch.frameworks.deepspeed.stated_zero import setting_rules, stated_settings
+from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups
 from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES
-from llmlaunch.frameworks.deepspeed.zero_settings import ZeroSettings
+from llmlaunch.frameworks.deepspeed.trainer_table import is_of_named_trainers, shipped_groups, trainer_group
 from llmlaunch.frameworks.logs import any_script_lines, deepspeed_lines
-from llmlaunch.layout import Layout, Rule
+from llmlaunch.layout import Layout, Rule, Situation
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted
 from llmlaunch.trainers import TRAINER_MODULES
+
+# transformers/integrations/deepspeed.py deepspeed_optim_sched, 5.23
+OPTIMIZER_OF_THE_FILE = FlagClass(NEUTRAL, "the Trainer takes the optimizer that ds_config.json names")
+WEIGHT_FORMATS, NARROW = ("torch_dtype", "dtype"), (("bfloat16",), ("bf16",), ("float16",), ("fp16",))
+# transformers/trainer.py, 5.23: without DeepSpeed nothing casts, and torch's AdamW has states in the weights' format
+NARROW_STATES = FlagClass(
+    UNKNOWN, "without DeepSpeed gradients and optimizer states are bf16 or fp16, too", effect=DECIDES
+)
+# transformers/training_args.py, 5.23: nothing is evaluated unless one of these is set
+EVALUATION_SWITCHES = ("do_eval", "do_predict", "eval_on_start", "eval_strategy", "evaluation_strategy")
+EVALUATION_BATCH = "per_device_eval_batch_size"
+EVALUATION_SEQUENCES = 8  # its default
+
+
+def classed_arguments(recipe: Recipe, layout: Layout) -> ClassedArguments:
+    """Return the class of each argument of the person's own.
+
+    Raises:
+        UserError: one of them repeats a planned one, as rendering it would.
+    """
+    settings = tuple(_classed_settings(recipe))
+    if not (recipe.backend.extra_args or recipe.backend.script_args):
+        return ClassedArguments(settings)
+    refuse_repeats(recipe, _planned_words(recipe, layout))
+    kind = "shipped" if recipe.backend.script is None else recipe.backend.script_kind
+    classed = class_arguments(recipe, lambda flag, values, of_script: _class_of(recipe, layout, kind, flag, values))
+    return ClassedArguments((*classed.arguments, *settings))
+
+
+def _classed_settings(recipe: Recipe) -> Iterator[ClassedArgument]:
+    """Yield each key of `backend.ds_config` with its class."""
+    for key, value in set_keys(recipe.backend.ds_config):
+        shown = value if isinstance(value, str) else json.dumps(value)
+        group = group_of(setting_groups(), key, (shown,))
+        known = NO_FLAG if group is None else group.flag_class
+        flag_class = BY_WORD if key in recipe.backend.neutral_args else known
+        yield ClassedArgument(f"backend.ds_config.{key}", (shown,), flag_class)
+
+
+def _planned_words(recipe: Recipe, layout: Layout) -> tuple[Word, ...]:
+    """Return the words that would be rendered; none of a recipe that can only be priced, as rendering it would say."""
+    try:
+        return () if recipe.techniques.what_ifs else command_words(kind_of(recipe).arguments(recipe, layout))
+    except UserError:
+        return ()
+
+
+def _class_of(recipe: Recipe, layout: Layout, kind: str, flag: str, values: tuple[str, ...]) -> FlagClass:
+    """Return the class of a flag. What the recipe says too is priced as it says. A script of one's own may know nothing
+    of the recipe: what a recipe key says of the job is said to it in its own words, so there such a flag is the
+    script's."""
+    name = flag.lstrip("-").replace("-", "_")
+    group = group_of(shipped_groups(), name, values) if kind == "shipped" else trainer_group(name, values)
+    if group is None:
+        return NO_FLAG if kind == "shipped" else OF_THE_SCRIPT
+    if kind in ("own", "pipeline") and (group.flag_class.key or is_of_named_trainers(group)):
+        return OF_THE_SCRIPT
+    if kind == "hugging-face" and _is_said(recipe, group.flag_class.key, values):
+        return FlagClass(PRICED, "the recipe says it too", group.flag_class.key)
+    if kind == "hugging-face" and name.startswith("optim") and "optimizer" in recipe.backend.ds_config:
+        return OPTIMIZER_OF_THE_FILE
+    if kind == "hugging-face" and name in WEIGHT_FORMATS and values[:1] in NARROW and _may_replicate(recipe, layout):
+        return NARROW_STATES
+    if kind == "hugging-face" and group.flag_class.key == "training.evaluation":
+        return _validation_class(recipe, group.flag_class, layout)
+    return group.flag_class
+
+
+def _may_replicate(recipe: Recipe, layout: Layout) -> bool:
+    """Return whether the recipe may have been read of a script that trains by torch's own data parallelism."""
+    return layout.zero_stage == 0 and not recipe.backend.ds_config and recipe.techniques.adapters is None
+
+
+def _validation_class(recipe: Recipe, flag_class: FlagClass, layout: Layout) -> FlagClass:
+    """Return the class of a flag about validation: neutral without validation, else by how many sequences it validates
+    at once."""
+    values_of = {
+        flag.lstrip("-").replace("-", "_"): values for flag, values in flags_with_values(recipe.backend.script_args)
+    }
+    switches = (trainer_group(name, values_of[name]) for name in EVALUATION_SWITCHES if name in values_of)
+    if not any(group is not None and group.flag_class.key == flag_class.key for group in switches):
+        return FlagClass(NEUTRAL, "nothing turns validation on")
+    size = next(iter(values_of.get(EVALUATION_BATCH, ())), "")
+    sequences = int(size) if is_whole_number(size) else EVALUATION_SEQUENCES
+    if sequences <= layout.micro_batch_size:
+        return FlagClass(NEUTRAL, "validation of no more sequences than a micro-batch keeps less than training on them")
+    return replace(flag_class, times=sequences / layout.micro_batch_size)
+
+
+def _is_said(recipe: Recipe, key: str, values: tuple[str, ...]) -> bool:
+    """Return whether the recipe says of adapters or of the sequence's length what a flag of these keys says."""
+    if key == "training.adapters":
+        return recipe.techniques.adapters is not None
+    return "training.sequence_length" in key and values == (str(recipe.workload.sequence_length),)
+
+
+ZERO = "zero_optimization"
+
+
+def stated_settings(recipe: Recipe, bucket: int, live: int) -> ZeroSettings:
+    """Return the settings of a rendered job: those of `backend.ds_config` over what llmlaunch renders, which prefetches
+    a `bucket` and lets `live` parameters live. "auto" is what Hugging Face's Trainer fills in
+    (transformers/integrations/deepspeed.py trainer_config_finalize, 5.23).
+
+    Raises:
+        UserError: a size is no whole number of at least 0.
+    """
+    limits: dict[str, Any] = {"prefetch_elements": bucket, "live_elements": live, "reuse_elements": live}
+    for row in SETTINGS:
+        if not row.prices:
+            continue
+        default = getattr(DEFAULT_GATHERING, row.prices)
+        number = own_number(recipe, row.key, row.automatic(recipe) if row.automatic is not None else default)
+        if number is not None and row.prices != "live_elements":
+            limits[row.prices] = number
+    limits["sequential"] = value_at(recipe.backend.ds_config, f"{ZERO}.stage3_allgather_sequential") is True
+    return ZeroSettings(
+        gathering=Gathering(**limits),
+        sub_group_elements=own_number(recipe, f"{ZERO}.sub_group_size", 0) or None,
+        secondary_ranks=own_number(recipe, f"{ZERO}.zero_hpz_partition_size", 1) or 1,
+        overlap_comm=_switch(recipe, "overlap_comm", recipe.cluster.accelerator.kind == "gpu"),
+        contiguous_gradients=_switch(recipe, "contiguous_gradients", True),
+        memory_efficient_linear=_switch(recipe, "memory_efficient_linear", True),
+        optimizer_states=optimizer_states(recipe),
+    )
+
+
+def setting_rules(recipe: Recipe) -> tuple[Rule, ...]:
+    """Return the rules of keys of `backend.ds_config` that DeepSpeed refuses with some layouts."""
+    ranks = own_number(recipe, f"{ZERO}.zero_hpz_partition_size", 1) or 1
+    rules = list(_version_rules(recipe))
+    if ranks > 1:
+        rules.append(
+            Rule(
+                "second-shards",
+                f"zero_hpz_partition_size {ranks} must divide the number of devices",
+                "deepspeed/utils/groups.py _create_zero_param_parallel_group, 0.19.8",
+                lambda s: np.full(len(s.layouts), s.world_size % min(ranks, s.world_size) == 0),
+            )
+        )
+    return tuple(rules)
+
+
+def _version_rules(recipe: Recipe) -> Iterator[Rule]:
+    """Yield a rule for each split whose keys the job's DeepSpeed does not have, where its version is known."""
+    version = recipe.backend.runs_version
+    missing = {row.splits: row for row in SETTINGS if row.splits and version is not None and not row.is_in(version)}
+    for split, row in missing.items():
+        yield Rule(
+            f"{split}-version",
+            f"{split} above 1 is rendered with {row.key}, which DeepSpeed {version} does not have (it came with "
+            f"{row.since}); set {split} to 1 or use a newer version",
+            "llmlaunch/frameworks/deepspeed/settings.py SETTINGS",
+            partial(_is_whole, split=split),
+        )
+
+
+def _is_whole(s: Situation, split: str) -> BoolColumn:
+    unsplit: BoolColumn = np.equal(getattr(s.layouts, split), 1)
+    return unsplit
+
+
+def _switch(recipe: Recipe, key: str, rendered: bool) -> bool:
+    value = value_at(recipe.backend.ds_config, f"{ZERO}.{key}")
+    return rendered if value is None or value == AUTO else value is True
+
 
 MAMBA_KERNELS = (
     "Mamba-2 mixers need the packages mamba-ssm and causal-conv1d in the job's image or environment: without them "

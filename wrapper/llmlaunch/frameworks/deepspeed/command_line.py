@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand, is_unset
-from llmlaunch.command_lines.options import ScriptOptions, true_or_false
 from llmlaunch.command_lines.recipe_draft import (
     NO_DATA,
     RecipeDraft,
+    ScriptOptions,
     add_job,
     add_model,
     assume_steps,
@@ -19,6 +19,7 @@ from llmlaunch.command_lines.recipe_draft import (
     full_path,
     job_name,
     recipe_name,
+    true_or_false,
     wanted_value,
 )
 from llmlaunch.command_lines.trainers import not_read

@@ -70,7 +70,7 @@ class DeepSpeedFramework(Framework):
     def rank_alone(
         self, recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int
     ) -> RankAlone:
-        from llmlaunch.frameworks.deepspeed.rank_alone import rank_alone
+        from llmlaunch.frameworks.deepspeed.trace import rank_alone
 
         return rank_alone(recipe, layout, rendered, pipeline_rank, steps)
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmlaunch.command_lines.command import TrainerCommand
-from llmlaunch.command_lines.options import ScriptOptions, true_or_false
-from llmlaunch.command_lines.recipe_draft import RecipeDraft, assume_steps, wanted_value
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, ScriptOptions, assume_steps, true_or_false, wanted_value
 from llmlaunch.command_lines.trainers import model_options
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.classed_arguments import NEUTRAL

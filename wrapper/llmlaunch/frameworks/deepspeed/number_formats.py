@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmlaunch.frameworks.base import Requirement, implies, of_techniques
-from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES, FP32_STATES
+from llmlaunch.frameworks.deepspeed.facts import BF16_STATES, FP32_STATES
 from llmlaunch.layout import Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.workload import OptimizerFormats

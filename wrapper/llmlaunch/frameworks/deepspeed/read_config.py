@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmlaunch.command_lines.options import true_or_false, whole_or_none
-from llmlaunch.command_lines.recipe_draft import RecipeDraft
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, true_or_false, whole_or_none
 from llmlaunch.documents.json_strict import parse_object
 from llmlaunch.documents.nested import put_at, value_at
 from llmlaunch.documents.yaml_strict import parse_document
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.deepspeed.checked_settings import WrongSetting, checked_settings
+from llmlaunch.frameworks.deepspeed.config import WrongSetting, checked_settings
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO
 from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, DsConfigKey
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, settings_of

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from llmlaunch.command_lines.options import true_or_false
+from llmlaunch.command_lines.recipe_draft import true_or_false
 from llmlaunch.frameworks.argument import Reason, planned_value
+from llmlaunch.frameworks.classed_arguments import FlagGroup, flag_table, with_rows
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
@@ -179,3 +181,22 @@ class DsConfigKey(DeepSpeedRow):
 def _number_of(version: str) -> tuple[int, ...]:
     """Return the numbers of a version, such as (0, 19, 8); the part behind them, as in 0.19.8+cu128, is left out."""
     return tuple(map(int, re.findall(r"\d{1,9}", version.partition("+")[0])[:3]))
+
+
+FLAG_CLASSES = Path(__file__).with_name("flag_classes.json")
+
+
+class ClassedRow(Protocol):
+    """A row of a table: `key` is its name, `subject` the title of its group."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def subject(self) -> str: ...
+
+
+def deepspeed_groups(tables: Sequence[str], rows: Iterable[ClassedRow] = ()) -> tuple[FlagGroup, ...]:
+    """Return the groups of some tables of the file, with the rows of a table of flags in them."""
+    groups = (group for table in tables for group in flag_table(FLAG_CLASSES, table))
+    return with_rows(groups, {row.key: row.subject for row in rows})

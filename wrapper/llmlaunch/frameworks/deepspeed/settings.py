@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from llmlaunch.command_lines.options import whole_or_none
+from llmlaunch.command_lines.recipe_draft import whole_or_none
+from llmlaunch.frameworks.classed_arguments import FlagGroup
+from llmlaunch.frameworks.deepspeed.facts import BF16_STATES
 from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32, has_bf16_masters, optimizer_states
 from llmlaunch.frameworks.deepspeed.setting_row import (
     ABSENT,
@@ -29,12 +31,10 @@ from llmlaunch.frameworks.deepspeed.setting_row import (
     Form,
     above_one,
     as_number,
+    deepspeed_groups,
     switched,
 )
-from llmlaunch.frameworks.deepspeed.subjects import deepspeed_groups
-from llmlaunch.frameworks.deepspeed.zero_settings import BF16_STATES
 from llmlaunch.frameworks.deepspeed.zero_table import ZERO_SETTINGS
-from llmlaunch.frameworks.flag_classes import FlagGroup
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.sections import WandbRun
 from llmlaunch.recipe.types import Recipe

@@ -1,4 +1,5 @@
-"""A DeepSpeed job as the tracer reads it, and what was alive at its peak by the names of the estimate's terms.
+"""A DeepSpeed job's rank by itself, on a device or as the tracer reads it, and what was alive at its peak by the names
+of the estimate's terms.
 
 The rules below read sites and modules as of DeepSpeed 0.19 and Transformers 5; whatever they do not know, in these or
 other versions, is in the remainder and in no term.
@@ -8,16 +9,111 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmlaunch.frameworks.argument import NodeVariable
-from llmlaunch.frameworks.base import Rendered
-from llmlaunch.frameworks.deepspeed.rank_alone import rank_alone
+from llmlaunch.errors import UserError
+from llmlaunch.frameworks.argument import RUN_DIR, Argument, NodeVariable, argument, command_words
+from llmlaunch.frameworks.base import RankAlone, Rendered
+from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE
+from llmlaunch.frameworks.deepspeed.config import to_json
 from llmlaunch.frameworks.framework import FORWARD, REMAINDER
 from llmlaunch.layout import Layout
 from llmlaunch.memory.estimator import RankEstimate
 from llmlaunch.recipe.types import Recipe
+from llmlaunch.trainers import RANK_ALONE
+
+STARTER_FILE = "trainer/rank_alone.py"
+
+LEFT_OUT: Mapping[str, str] = {
+    "--save": "nothing is saved: writing a checkpoint takes memory of the host alone",
+    "--save-interval": "",
+    "--weights": "weights are drawn, not loaded: they take the same memory whatever their values",
+    "--tokenizer": "",
+    "--evaluation-interval": "nothing is evaluated: a step needs more memory",
+    **dict.fromkeys(("--evaluation-iterations", "--validation-data", "--split"), ""),
+}
+"""Flags a rank alone is started without, and the sentence for the person; empty where another one's says it."""
+
+SCRIPTS_REFUSED: Mapping[str, str] = {
+    "own": "llmlaunch does not know how it is told to end after a few steps and to save nothing, and nothing in it "
+    "says at the end whether a step was skipped",
+    "hugging-face": "nothing in it says at the end whether a step was skipped, and its data may need other ranks",
+    "pipeline": "a stage learns the shapes it receives from the stage before it (deepspeed/runtime/pipe/engine.py "
+    "PipelineEngine._recv_tensor_meta, 0.19.8), which is not there",
+}
+"""The kinds of scripts (`backend.script_kind`) no rank of which can be run alone, and why."""
+
+
+def rank_alone(recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int) -> RankAlone:
+    """Rank 0 of the job for so many `steps`. Without a pipeline all its ranks hold the same.
+
+    Raises UserError for a rank that does not exist, and for a script that is not the shipped one.
+    """
+    if not 0 <= pipeline_rank < layout.pipeline:
+        raise UserError(
+            f"{recipe.path}: there is no pipeline rank {pipeline_rank}; "
+            + (f"ranks are 0 to {layout.pipeline - 1}" if layout.pipeline > 1 else "the only one is 0")
+        )
+    if recipe.backend.script is not None:
+        raise UserError(
+            f"{recipe.path}: backend.script: no rank of {recipe.backend.script} can be run alone: "
+            f"{SCRIPTS_REFUSED[recipe.backend.script_kind]}; rehearse without backend.script, with the shipped trainer"
+        )
+    mine = tuple(_mine(rendered, layout, steps))
+    replaced = {*LEFT_OUT, *(each.flag for each in mine)}
+    arguments = (*(each for each in rendered.arguments if each.flag not in replaced), *mine)
+    script = rendered.program[0]
+    config, scaled = _config(rendered)
+    return RankAlone(
+        program=(
+            NodeVariable(RUN_DIR, f"/{STARTER_FILE}"),
+            script,
+            *command_words(arguments),
+            *recipe.backend.extra_args,
+        ),
+        environment={
+            "WORLD_SIZE": str(layout.world_size),
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+        },
+        notes=(*_notes(recipe, layout, rendered), *scaled),
+        arguments=arguments,
+        own_words=recipe.backend.extra_args,
+        files={STARTER_FILE: RANK_ALONE.read_bytes(), **config},
+    )
+
+
+def _mine(rendered: Rendered, layout: Layout, steps: int) -> Iterator[Argument]:
+    """What is said otherwise than in the job, or beside it."""
+    yield argument("--alone", layout.world_size, why="rank 0 of so many, of which the others do not exist")
+    yield argument("--steps", steps, why="the peak is reached in the first steps")
+    yield argument("--log-interval", 1, why="every step is looked at")
+    yield argument("--data", "mock", why="the dataset is not read: it is held by the host alone")
+
+
+def _config(rendered: Rendered) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """ds_config.json where it cannot be the job's, and a sentence of why: a rank alone is no run to be tracked."""
+    config: dict[str, Any] = json.loads(rendered.files[CONFIG_FILE])
+    tracked = [config.pop(name) for name in ("wandb", "tensorboard") if name in config]
+    scaling = config.get("fp16", {})
+    if not scaling.get("enabled") or scaling.get("loss_scale"):
+        return ({CONFIG_FILE: to_json(config)} if tracked else {}), ()
+    scaling["initial_scale_power"] = 0
+    scale = "losses are scaled by 1 at first: the usual 2**16 skips first steps, and with them the optimizer's states"
+    return {CONFIG_FILE: to_json(config)}, (scale,)
+
+
+def _notes(recipe: Recipe, layout: Layout, rendered: Rendered) -> Iterator[str]:
+    job_flags = {each.flag for each in rendered.arguments}
+    if not recipe.data.mock:
+        yield "made-up tokens: the dataset is not read, which is held by the host alone"
+    yield from (why for flag, why in LEFT_OUT.items() if flag in job_flags and why)
+    if recipe.model.moe is not None:
+        yield "what a router makes of made-up weights is no balance: an expert's share of the tokens is not the job's"
+    if recipe.techniques.offload_optimizer or recipe.techniques.offload_parameters:
+        yield "on the host there is this rank's share alone; a node of the job holds that of all its ranks"
+
 
 STEPS = 2
 

@@ -10,8 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from llmlaunch.command_lines.command import TrainerCommand, is_unset
-from llmlaunch.command_lines.options import ScriptOptions, true_or_false, whole_or_none
-from llmlaunch.command_lines.recipe_draft import RecipeDraft, file_text
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, ScriptOptions, file_text, true_or_false, whole_or_none
 from llmlaunch.command_lines.trainers import FSDP, not_read
 from llmlaunch.frameworks.deepspeed.read_config import DsConfig, ds_config_of, parse_ds_config, read_mapping
 

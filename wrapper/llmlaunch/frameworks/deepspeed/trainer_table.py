@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from llmlaunch.command_lines.options import ScriptOptions
+from llmlaunch.command_lines.recipe_draft import ScriptOptions
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import RUN_DIR, Argument, NodeVariable, argument
-from llmlaunch.frameworks.classed_arguments import UNKNOWN
+from llmlaunch.frameworks.classed_arguments import UNKNOWN, FlagGroup, group_of
 from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, warmup_argument
-from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, DeepSpeedRow
-from llmlaunch.frameworks.deepspeed.subjects import deepspeed_groups
-from llmlaunch.frameworks.flag_classes import FlagGroup, group_of
+from llmlaunch.frameworks.deepspeed.setting_row import ABSENT, DeepSpeedRow, deepspeed_groups
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
 from llmlaunch.recipe.types import Recipe

@@ -5,17 +5,52 @@ Unknown flags are fatal to Megatron's parser, abbreviations too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.argument import Argument
+from llmlaunch.frameworks.argument import Argument, flag_groups
 from llmlaunch.frameworks.megatron.flags.row import PlannedJob
 from llmlaunch.frameworks.megatron.flags.table import column, written_arguments
-from llmlaunch.frameworks.megatron.own_choices import own_choices
-from llmlaunch.frameworks.megatron.parser import dest_of, rendered_version
+from llmlaunch.frameworks.megatron.parser import core_parser, dest_of, rendered_version
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
+
+Values = Sequence[str]
+
+
+def is_own_choice(name: str, values: Values) -> bool:
+    """Return whether no recipe key says these values of the flag that sets `name`."""
+    return name in column("unsaid") and bool(values) and bool(column("unsaid")[name](values))
+
+
+def own_choices(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
+    """Return the values that the person's own arguments choose and no recipe key says, by the parser's `dest`."""
+    if not recipe.backend.has_own_arguments:
+        return {}
+    flags, chosen, stated = core_parser(rendered_version(recipe)).flags, {}, {}
+    for group in flag_groups((*recipe.backend.script_args, *recipe.backend.extra_args)):
+        first, *others = map(str, group)
+        name, equals, value = first.partition("=")
+        values = (value, *others) if equals else tuple(others)
+        flag = flags.get(name)
+        if flag is None:
+            continue
+        stated[flag.dest] = values
+        if is_own_choice(flag.dest, values):
+            chosen[flag.dest] = values
+    companions = [name for name, choice in column("companion").items() if choice in chosen and name in stated]
+    return chosen | {name: stated[name] for name in companions}
+
+
+def unknown_library(recipe: Recipe) -> bool:
+    """Return whether tokens are sent by a library whose buffers and limits llmlaunch does not know."""
+    chosen = own_choices(recipe)
+    if not chosen:
+        return False
+    from llmlaunch.frameworks.megatron.flags.mixture import DISPATCH_LIBRARY
+
+    return DISPATCH_LIBRARY in chosen
 
 
 def planned_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:

@@ -54,7 +54,7 @@ class MegatronLM:
         options = _options(recipe)
         if not asks_for_sharding(recipe):
             return megatron_facts(options)
-        from llmlaunch.frameworks.megatron.sharding_facts import sharding_facts
+        from llmlaunch.frameworks.megatron.sharding_rules import sharding_facts
 
         return sharding_facts(recipe, options)
 

@@ -8,8 +8,19 @@ from functools import cache
 from pathlib import Path
 
 from llmlaunch.frameworks.argument import flag_groups
-from llmlaunch.frameworks.classed_arguments import NEUTRAL, OF_THE_SCRIPT, UNKNOWN, ClassedArguments, FlagClass
-from llmlaunch.frameworks.flag_classes import NO_FLAG, FlagGroup, class_arguments, flag_table, group_of, with_rows
+from llmlaunch.frameworks.classed_arguments import (
+    NEUTRAL,
+    NO_FLAG,
+    OF_THE_SCRIPT,
+    UNKNOWN,
+    ClassedArguments,
+    FlagClass,
+    FlagGroup,
+    class_arguments,
+    flag_table,
+    group_of,
+    with_rows,
+)
 from llmlaunch.frameworks.megatron.arguments import decided_names, planned_arguments
 from llmlaunch.frameworks.megatron.facts import MegatronOptions
 from llmlaunch.frameworks.megatron.flags.earlier import EARLIER_NEUTRAL

@@ -65,12 +65,12 @@ class OnMegatronCore(Framework):
     def rank_alone(
         self, recipe: Recipe, layout: Layout, rendered: Rendered, pipeline_rank: int, steps: int
     ) -> RankAlone:
-        from llmlaunch.frameworks.megatron.rank_alone import rank_alone
+        from llmlaunch.frameworks.megatron.trace import rank_alone
 
         return rank_alone(recipe, layout, rendered, pipeline_rank, steps)
 
     def omitted_alone(self, recipe: Recipe, traced: bool) -> tuple[OmittedTechnique, ...]:
-        from llmlaunch.frameworks.megatron.rank_alone import omitted_techniques
+        from llmlaunch.frameworks.megatron.trace import omitted_techniques
 
         return omitted_techniques(recipe, traced)
 

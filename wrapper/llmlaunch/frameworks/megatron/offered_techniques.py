@@ -18,7 +18,7 @@ from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, R
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques.switches import FULL_ITERATION
-from llmlaunch.timing.constants import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
+from llmlaunch.timing.products import EAGER_LOSS_BYTES, NATIVE_LOSS_BYTES
 
 Modules = tuple[str, ...]
 Switches = dict[str, Any]

@@ -8,7 +8,9 @@ these checks before a job waits in a queue.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -283,111 +285,51 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-Rules = tuple[tuple[Requirement, ...], tuple[Rule, ...]]
-NONE: Rules = ((), ())
+# Modules with rules for what few recipes use, each by the prefix of their names and by who asks for them. They are
+# imported for these recipes alone.
+RARE: Mapping[str, tuple[str, Callable[[Recipe], object]]] = {
+    "pooled_rules": (
+        "POOLED",  # DeepSeek-V4's layers and mixtures
+        lambda r: (
+            r.model.compressed_attention is not None
+            or r.model.moe is not None
+            or r.model.residual_streams != 1
+            or r.model.activation_limit is not None
+        ),
+    ),
+    "vision_rules": ("VISION", lambda r: r.model.vision is not None),
+    "mixture_rules": ("MIXTURE", asks_for_mixture),
+    "hybrid": ("HYBRID", lambda r: r.model.mamba is not None),
+    "sharding_rules": ("SHARDING", asks_for_sharding),  # which no search turns on by itself
+    # a search overlaps the exchange of mixtures
+    "expert_exchange": ("EXCHANGE", lambda r: r.model.moe is not None or r.techniques.overlaps_experts),
+    "cuda_graphs": ("GRAPH", lambda r: r.techniques.cuda_graphs or searches_graphs(r)),
+    "checkpoint_rules": (
+        "CHECKPOINT",
+        lambda r: (
+            r.training.async_save
+            or r.training.non_persistent_save_interval is not None
+            or r.training.checkpoint_format is not None
+        ),
+    ),
+    "fixed_rows": ("FIXED_ROW", asks_for_mixture),
+    "number_formats": ("NUMBER", lambda r: r.training.numbers != NO_NUMBER_FORMATS),
+    "muon": ("MUON", lambda r: r.training.muon),
+}
 
 
-def _of_pooled_keys(recipe: Recipe | None) -> Rules:
-    """Return the rules for DeepSeek-V4's layers and mixtures."""
-    model = None if recipe is None else recipe.model
-    plain = model is not None and model.compressed_attention is None and model.moe is None
-    if model is not None and plain and model.residual_streams == 1 and model.activation_limit is None:
-        return NONE
-    from llmlaunch.frameworks.megatron.pooled_rules import POOLED_REQUIREMENTS, POOLED_RULES
-
-    return POOLED_REQUIREMENTS, POOLED_RULES
+def _rare(recipe: Recipe | None, kind: str, *modules: str) -> Iterator[Any]:
+    """Return the rows of a kind, "REQUIREMENTS" or "RULES", of those of the modules that this recipe can violate."""
+    for name in modules:
+        prefix, asks = RARE[name]
+        if recipe is None or asks(recipe):
+            yield from getattr(import_module(f"{__package__}.{name}"), f"{prefix}_{kind}")
 
 
-def _of_vision(recipe: Recipe | None) -> Rules:
-    if recipe is not None and recipe.model.vision is None:
-        return NONE
-    from llmlaunch.frameworks.megatron.vision_rules import VISION_REQUIREMENTS, VISION_RULES
-
-    return VISION_REQUIREMENTS, VISION_RULES
-
-
-def _of_checkpoints(recipe: Recipe | None) -> Rules:
-    """Return the rules for checkpoints that are not written in Megatron's default way."""
-    training = None if recipe is None else recipe.training
-    asked = training is None or training.async_save or training.non_persistent_save_interval is not None
-    if training is not None and not asked and training.checkpoint_format is None:
-        return NONE
-    from llmlaunch.frameworks.megatron.checkpoint_rules import CHECKPOINT_REQUIREMENTS
-
-    return CHECKPOINT_REQUIREMENTS, ()
-
-
-def _of_mixtures(recipe: Recipe | None) -> Rules:
-    if recipe is not None and not asks_for_mixture(recipe):
-        return NONE
-    from llmlaunch.frameworks.megatron.mixture_rules import MIXTURE_REQUIREMENTS, MIXTURE_RULES
-
-    return MIXTURE_REQUIREMENTS, MIXTURE_RULES
-
-
-def _of_exchange(recipe: Recipe | None) -> Rules:
-    """Return the rules for an overlapped exchange of tokens. A search overlaps the exchange of mixtures."""
-    if recipe is not None and recipe.model.moe is None and not recipe.techniques.overlaps_experts:
-        return NONE
-    from llmlaunch.frameworks.megatron.expert_exchange import EXCHANGE_REQUIREMENTS, EXCHANGE_RULES
-
-    return EXCHANGE_REQUIREMENTS, EXCHANGE_RULES
-
-
-def _of_hybrids(recipe: Recipe | None) -> Rules:
-    """Return the rules for layers of one part each."""
-    if recipe is not None and recipe.model.mamba is None:
-        return NONE
-    from llmlaunch.frameworks.megatron.hybrid import HYBRID_REQUIREMENTS, HYBRID_RULES
-
-    return HYBRID_REQUIREMENTS, HYBRID_RULES
-
-
-def _of_sharding(recipe: Recipe | None) -> Rules:
-    """Return the rules for Megatron-FSDP, which no search turns on by itself."""
-    if recipe is not None and not asks_for_sharding(recipe):
-        return NONE
-    from llmlaunch.frameworks.megatron.sharding_rules import SHARDING_REQUIREMENTS, SHARDING_RULES
-
-    return SHARDING_REQUIREMENTS, SHARDING_RULES
-
-
-def _of_graphs(recipe: Recipe | None) -> Rules:
-    if recipe is not None and not recipe.techniques.cuda_graphs and not searches_graphs(recipe):
-        return NONE
-    from llmlaunch.frameworks.megatron.cuda_graphs import GRAPH_REQUIREMENTS, GRAPH_RULES
-
-    return GRAPH_REQUIREMENTS, GRAPH_RULES
-
-
-def _of_fixed_rows(recipe: Recipe | None) -> Rules:
-    if recipe is not None and not asks_for_mixture(recipe):
-        return NONE
-    from llmlaunch.frameworks.megatron.fixed_rows import FIXED_ROW_REQUIREMENTS, FIXED_ROW_RULES
-
-    return FIXED_ROW_REQUIREMENTS, FIXED_ROW_RULES
-
-
-def _of_numbers(recipe: Recipe | None) -> Rules:
-    if recipe is not None and recipe.training.numbers == NO_NUMBER_FORMATS:
-        return NONE
-    from llmlaunch.frameworks.megatron.number_formats import NUMBER_REQUIREMENTS, NUMBER_RULES
-
-    return NUMBER_REQUIREMENTS, NUMBER_RULES
-
-
-def _of_muon(recipe: Recipe | None) -> Rules:
-    if recipe is not None and not recipe.training.muon:
-        return NONE
-    from llmlaunch.frameworks.megatron.muon import MUON_REQUIREMENTS
-
-    return MUON_REQUIREMENTS, ()
-
-
-def _of_versions(recipe: Recipe | None) -> Rules:
+def _of_versions(recipe: Recipe | None) -> tuple[tuple[Requirement, ...], tuple[Rule, ...]]:
     """Return the rules for features that versions before the newest lack."""
     if recipe is not None and rendered_version(recipe) == NEWEST:
-        return NONE
+        return (), ()
     from llmlaunch.frameworks.megatron.versions import rules_of_version, version_requirements
 
     if recipe is None:
@@ -398,42 +340,32 @@ def _of_versions(recipe: Recipe | None) -> Rules:
 def requirements_for(recipe: Recipe | None = None) -> tuple[Requirement, ...]:
     """Return the requirements that this recipe can violate, or all of them without a recipe. Modules for rarely used
     features are imported only for recipes that use them."""
+    rare = partial(_rare, recipe, "REQUIREMENTS")
     return (
         *MACHINE_REQUIREMENTS,
         *model_rules.MODEL_REQUIREMENTS,
-        *_of_pooled_keys(recipe)[0],
-        *_of_vision(recipe)[0],
-        *_of_mixtures(recipe)[0],
+        *rare("pooled_rules", "vision_rules", "mixture_rules"),
         *STAGE_REQUIREMENTS,
-        *_of_hybrids(recipe)[0],
+        *rare("hybrid"),
         *techniques.REQUIREMENTS,
-        *_of_sharding(recipe)[0],
-        *_of_exchange(recipe)[0],
-        *_of_graphs(recipe)[0],
-        *_of_checkpoints(recipe)[0],
+        *rare("sharding_rules", "expert_exchange", "cuda_graphs", "checkpoint_rules"),
         *_of_versions(recipe)[0],
-        *_of_fixed_rows(recipe)[0],
-        *_of_numbers(recipe)[0],
-        *_of_muon(recipe)[0],
+        *rare("fixed_rows", "number_formats", "muon"),
     )
 
 
 def _rules(recipe: Recipe | None = None) -> tuple[Rule, ...]:
     """Return the rules of all versions that can refuse a layout of this recipe, or all rules without a recipe."""
+    rare = partial(_rare, recipe, "RULES")
     return (
         *RULES,
-        *_of_mixtures(recipe)[1],
+        *rare("mixture_rules"),
         *model_rules.MODEL_RULES,
-        *_of_pooled_keys(recipe)[1],
-        *_of_vision(recipe)[1],
-        *_of_hybrids(recipe)[1],
+        *rare("pooled_rules", "vision_rules", "hybrid"),
         *techniques.TECHNIQUE_RULES,
-        *_of_exchange(recipe)[1],
-        *_of_fixed_rows(recipe)[1],
-        *_of_sharding(recipe)[1],
+        *rare("expert_exchange", "fixed_rows", "sharding_rules"),
         *techniques.OVERLAP_RULES,
-        *_of_graphs(recipe)[1],
-        *_of_numbers(recipe)[1],
+        *rare("cuda_graphs", "number_formats"),
     )
 
 
@@ -445,7 +377,7 @@ def rules_for(recipe: Recipe | None = None) -> tuple[Rule, ...]:
     rules = (*_rules(recipe), *_of_versions(recipe)[1])
     if not recipe.backend.has_own_arguments:
         return rules
-    from llmlaunch.frameworks.megatron.own_choices import unknown_library
+    from llmlaunch.frameworks.megatron.arguments import unknown_library
 
     if not unknown_library(recipe):
         return rules

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmlaunch.command_lines.command import Reading, TrainerCommand
-from llmlaunch.command_lines.options import ScriptOptions, true_or_false
-from llmlaunch.command_lines.recipe_draft import RecipeDraft, add_job, add_model, job_name
+from llmlaunch.command_lines.recipe_draft import RecipeDraft, ScriptOptions, add_job, add_model, job_name, true_or_false
 from llmlaunch.errors import NoVerdict
 from llmlaunch.frameworks.bridge.recipe_fields import bridge_arguments
 from llmlaunch.frameworks.classed_arguments import NEUTRAL

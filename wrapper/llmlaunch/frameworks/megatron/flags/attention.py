@@ -317,7 +317,7 @@ def linear_period(space: Space) -> int | None:
         value = int(value)
     if isinstance(value, int):
         return value if value > 1 else None
-    from llmlaunch.frameworks.megatron.layer_pattern import layer_pattern
+    from llmlaunch.frameworks.megatron.namespace import layer_pattern
 
     pattern = layer_pattern(value, space["num_layers"])
     if pattern is None:
