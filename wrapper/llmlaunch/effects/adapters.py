@@ -27,7 +27,6 @@ class AdaptersEffect(Effect):
     order = 2  # whatever else of the model is frozen
 
     def on(self, job: Job) -> bool:
-        """Where there are adapters."""
         return job.techniques.adapters is not None
 
     def saved(self, c: LayerColumns, branch: Branch, tensors: dict[str, Saved]) -> dict[str, Saved]:

@@ -56,7 +56,6 @@ class CudaGraphsEffect(Effect):
     decides_moments = (CudaGraphs,)
 
     def on(self, job: Job) -> bool:
-        """Where anything is captured."""
         return bool(job.techniques.cuda_graphs)
 
     def pooled(self, job: Job, rows: RankColumns) -> Size:
@@ -169,7 +168,6 @@ class CudaGraphsTime(TimeEffect):
     """One launch starts all kernels of a graph."""
 
     def on(self, job: Job) -> bool:
-        """Where anything is captured."""
         return bool(job.techniques.cuda_graphs)
 
     def captured(self, job: Job, mixture: bool) -> Kernels | None:

@@ -22,7 +22,6 @@ class DelayedWeightGradientsEffect(Effect):
     """What weight gradients are made of waits for their pass."""
 
     def on(self, job: Job) -> bool:
-        """Where weight gradients are delayed."""
         return job.techniques.delay_weight_gradients
 
     def beside_layer(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
@@ -51,7 +50,6 @@ class DelayedGradientsTime(ExpertOverlapTime):
     (`--delay-wgrad-compute`)."""
 
     def on(self, job: Job) -> bool:
-        """Where it is asked for."""
         return job.techniques.delay_weight_gradients
 
     def waited(

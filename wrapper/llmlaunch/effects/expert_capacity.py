@@ -12,5 +12,4 @@ class ExpertCapacityTime(TimeEffect):
     asks_for_counts = False
 
     def on(self, job: Job) -> bool:
-        """Where a capacity is set."""
         return job.techniques.expert_rank_capacity_factor is not None

@@ -29,7 +29,6 @@ class ExpertOverlapEffect(Effect):
     """A layer that runs forward has its tensors beside one that runs backward."""
 
     def on(self, job: Job) -> bool:
-        """Where two passes share a schedule."""
         return job.techniques.overlaps_experts
 
     def keeps_inputs(self, job: Job, rows: RankColumns) -> bool | BoolColumn:

@@ -27,7 +27,6 @@ class HostOptimizerEffect(Effect):
     decides_moments = (HostOptimizer,)
 
     def optimizer_on_device(self, job: Job) -> float:
-        """The rest."""
         return 1.0 - job.techniques.offload_optimizer
 
     def optimizer_step(self, job: Job, step: FloatColumn, largest: FloatColumn) -> FloatColumn:
@@ -93,7 +92,6 @@ class HostOptimizerTime(TimeEffect):
     al. 2021, section 4)."""
 
     def on(self, job: Job) -> bool:
-        """Where any share is there."""
         return job.techniques.offload_optimizer > 0
 
     def update(self, job: Job, cluster: Cluster, parameters: FloatColumn) -> Size:

@@ -21,7 +21,6 @@ class FusedLinearLossEffect(Effect):
     (fused_linear_cross_entropy.py)."""
 
     def on(self, job: Job) -> bool:
-        """Where the fused loss makes logits."""
         return job.techniques.loss == "fused_linear" and job.facts.loss.logit_bytes != 0.0
 
     def logits_share(self, job: Job, rows: RankColumns) -> Size:
@@ -37,7 +36,6 @@ class TiledLossEffect(Effect):
     deepspeed/runtime/sequence_parallel/ulysses_sp.py sequence_tiled_compute, 0.19.8)."""
 
     def on(self, job: Job) -> bool:
-        """Where the loss is tiled."""
         return job.techniques.loss == "tiled"
 
     def logits_share(self, job: Job, rows: RankColumns) -> Size:
@@ -89,7 +87,6 @@ class TiledLossTime(TimeEffect):
     """No logit is kept (Luo et al. 2024, MsT)."""
 
     def on(self, job: Job) -> bool:
-        """Where the loss is tiled."""
         return job.techniques.loss == "tiled"
 
     def repeated_head(self, head: Work) -> FloatColumn:

@@ -17,7 +17,6 @@ class MlpChunksEffect(Effect):
     """What is as wide as an MLP exists of one piece at a time (MsT, Luo et al. 2024, section 3.2)."""
 
     def on(self, job: Job) -> bool:
-        """Where there are several."""
         return job.techniques.mlp_chunks > 1
 
     def columns(self, c: LayerColumns) -> LayerColumns:
@@ -31,7 +30,6 @@ class ChunkedMlpTime(TimeEffect):
     MsT). What its kernels read and launch more often is the block's (`matrix_reads`)."""
 
     def on(self, job: Job) -> bool:
-        """Where there are pieces that the framework computes again."""
         return job.techniques.mlp_chunks > 1 and job.facts.layer.mlp_chunks_recomputed
 
     def repeated(self, job: Job, at: SplitColumns, pace: DevicePace, parts: LayerParts) -> Repeated | None:

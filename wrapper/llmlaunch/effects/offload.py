@@ -57,7 +57,6 @@ class OffloadEffect(Effect):
         return np.minimum(rows.most_of(sizes), on_device(job, rows, of_all_layers(job, rows, sizes), sizes))
 
     def moves(self, job: Job, layouts: LayoutColumns) -> bool:
-        """Any of the three may."""
         return bool(
             job.techniques.offload_checkpoints
             or offloads_modules(job.techniques, layouts)
@@ -145,7 +144,6 @@ class ModuleOffloadTime(TimeEffect):
     """Layouts may name the modules; the job names them otherwise."""
 
     def moves(self, job: Job, layouts: LayoutColumns) -> bool:
-        """Where any module is named."""
         return offloads_modules(job.techniques, layouts)
 
     def moved(self, job: Job, rows: RankColumns, layers: Size, moved: Sequence[FloatColumn]) -> Sequence[FloatColumn]:
@@ -163,11 +161,9 @@ class CheckpointOffloadTime(TimeEffect):
     order = 3  # in place of what leaves otherwise
 
     def on(self, job: Job) -> bool:
-        """Where they leave."""
         return job.techniques.offload_checkpoints
 
     def moves(self, job: Job, layouts: LayoutColumns) -> bool:
-        """Always."""
         return True
 
     def moved(self, job: Job, rows: RankColumns, layers: Size, moved: Sequence[FloatColumn]) -> Sequence[FloatColumn]:
@@ -182,7 +178,6 @@ class LayerOffloadTime(TimeEffect):
     order = 5  # of what leaves of other layers
 
     def moves(self, job: Job, layouts: LayoutColumns) -> bool:
-        """Where any layer leaves."""
         return bool(np.any(layouts.offload_layers))
 
     def moved(self, job: Job, rows: RankColumns, layers: Size, moved: Sequence[FloatColumn]) -> Sequence[FloatColumn]:

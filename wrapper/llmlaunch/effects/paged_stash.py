@@ -46,7 +46,6 @@ class PagedStashEffect(Effect):
     """Pages on the device and on the host in place of what layers of experts save."""
 
     def on(self, job: Job) -> bool:
-        """Where there are pages."""
         return job.techniques.paged_stash is not None
 
     def gone(self, c: LayerColumns, tensors: Tensors) -> Gone:
@@ -154,7 +153,6 @@ class PagedStashTime(TimeEffect):
     order = 4  # beside what else leaves
 
     def on(self, job: Job) -> bool:
-        """Where there are pages."""
         return job.techniques.paged_stash is not None
 
     def element_wise(self, job: Job, at: SplitColumns, pace: DevicePace, parts: LayerParts) -> Work | None:
@@ -170,7 +168,6 @@ class PagedStashTime(TimeEffect):
         return Work(exposed(once, beside[0]), exposed(once, beside[1]))
 
     def moves(self, job: Job, layouts: LayoutColumns) -> bool:
-        """Where the device's pages cannot take all."""
         return _spilled_share(job) > 0
 
     def moved(self, job: Job, rows: RankColumns, layers: Size, moved: Sequence[FloatColumn]) -> Sequence[FloatColumn]:

@@ -17,7 +17,6 @@ class SampledInputsEffect(Effect):
     order = 3  # of what linear layers save
 
     def on(self, job: Job) -> bool:
-        """Where not all rows are kept."""
         return job.techniques.sampled_share < 1.0
 
     def columns(self, c: LayerColumns) -> LayerColumns:

@@ -16,7 +16,6 @@ class SharedExpertOverlapTime(TimeEffect):
     order = 2  # another micro-batch's passes hide more
 
     def on(self, job: Job) -> bool:
-        """Where it is asked for."""
         return job.techniques.overlap_shared_expert
 
     def waited(

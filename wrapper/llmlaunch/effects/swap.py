@@ -31,7 +31,6 @@ class SwapEffect(Effect):
     order = 2  # of what other techniques leave on the device
 
     def on(self, job: Job) -> bool:
-        """Where any share is swapped."""
         return bool(job.techniques.swapped_share)
 
     def on_device(
@@ -42,7 +41,6 @@ class SwapEffect(Effect):
         return np.minimum(saved_bytes, ROUNDING_BUFFERS * largest)
 
     def moves(self, job: Job, layouts: LayoutColumns) -> bool:
-        """Always."""
         return True
 
     def without_moves(self, job: Job, layouts: LayoutColumns) -> tuple[Job, LayoutColumns]:
@@ -78,7 +76,6 @@ class SwapTime(TimeEffect):
     order = 2  # beside what other techniques repeat, and what modules move
 
     def on(self, job: Job) -> bool:
-        """Where any share is swapped."""
         return bool(job.techniques.swapped_share)
 
     def repeated(self, job: Job, at: SplitColumns, pace: DevicePace, parts: LayerParts) -> Repeated | None:
@@ -88,7 +85,6 @@ class SwapTime(TimeEffect):
         return Repeated(seconds, np.where(seconds > 0, parts.mlp.kernels[0], 0.0))
 
     def moves(self, job: Job, layouts: LayoutColumns) -> bool:
-        """Always."""
         return True
 
     def moved(self, job: Job, rows: RankColumns, layers: Size, moved: Sequence[FloatColumn]) -> Sequence[FloatColumn]:

@@ -20,7 +20,6 @@ class TrainedLayersEffect(Effect):
     """No backward pass runs through the layers before them (SHERL, Diao et al. 2024: late layers alone)."""
 
     def on(self, job: Job) -> bool:
-        """Where not all layers are trained."""
         return job.techniques.trained_layers is not None
 
     def stages_alike(self, job: Job) -> bool:
@@ -67,7 +66,6 @@ class TrainedLayersTime(TimeEffect):
     """Frozen layers run forward alone."""
 
     def on(self, job: Job) -> bool:
-        """Where not all layers are trained."""
         return job.techniques.trained_layers is not None
 
     def run_backward(self, job: Job, ranks: RankColumns) -> Sequence[FloatColumn]:

@@ -22,7 +22,6 @@ class WeightVersionsEffect(Effect):
     master weights: 4 bytes a parameter)."""
 
     def on(self, job: Job) -> bool:
-        """Where there is more than one."""
         return job.techniques.weight_versions > 1
 
     def lasting_states(self, job: Job, rows: RankColumns) -> Mapping[str, FloatColumn]:
@@ -39,11 +38,9 @@ class WeightVersionsTime(TimeEffect):
     fills_and_drains = False
 
     def on(self, job: Job) -> bool:
-        """Where there is more than one."""
         return job.techniques.weight_versions > 1
 
     def bubble(self, at: SplitColumns, bubble: FloatColumn, weight_gradients: Column) -> FloatColumn:
-        """None."""
         return 0.0 * bubble
 
     def hiding_times(self, at: SplitColumns, microbatches: FloatColumn, times: FloatColumn) -> FloatColumn:

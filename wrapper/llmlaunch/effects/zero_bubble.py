@@ -23,7 +23,6 @@ class ZeroBubbleEffect(Effect):
     """Weight gradients of a micro-batch wait, and what they are made of with them."""
 
     def on(self, job: Job) -> bool:
-        """Where weight gradients wait."""
         return job.techniques.zero_bubble
 
     def inner_ranks_hold_most(self, job: Job) -> bool:
@@ -68,7 +67,6 @@ class ZeroBubbleTime(TimeEffect):
     fills_and_drains = False
 
     def on(self, job: Job) -> bool:
-        """Where it is asked for."""
         return job.techniques.zero_bubble
 
     def bubble(self, at: SplitColumns, bubble: FloatColumn, weight_gradients: Column) -> FloatColumn:

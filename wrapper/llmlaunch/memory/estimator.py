@@ -1,5 +1,5 @@
-"""The memory estimator: bytes per pipeline rank and term, for one layout or for a million, which ranks may be a layout's
-worst, and the host memory of a node."""
+"""The memory estimator: bytes per pipeline rank and term, for one layout or for a million; which ranks may be the worst
+of a layout; and the host memory of a node."""
 
 from __future__ import annotations
 
