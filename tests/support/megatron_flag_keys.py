@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmlaunch.assets import asset
-from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
 from llmlaunch.frameworks.megatron.flags.table import bridge_fields, flags
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, core_parser
+from llmlaunch.frameworks.megatron.words import EARLIER
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout
 from llmlaunch.recipe.types import Recipe
 from support.recipes import recipe_of, small

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmlaunch.planner.candidate import Change
 
 from llmlaunch.errors import UserError
 from llmlaunch.layout import RECOMPUTE_NAMES
 from llmlaunch.planner.plan_json import plan_json
 from llmlaunch.planner.planning import make_plan
 from llmlaunch.planner.search import search
-from llmlaunch.planner.search_space import offered_values, yaml_text
+from llmlaunch.planner.search_space import Change, offered_values, yaml_text
 from llmlaunch.planner.setting import Setting
 from llmlaunch.planner.smallest_change import find_advice
 from support.plans import gallery_setting, plan_of, setting_for

@@ -9,8 +9,8 @@ import pytest
 
 from llmlaunch.cluster.load import find_accelerator
 from llmlaunch.recipe.containers import Container
-from llmlaunch.recipe.datasets import BlendPart, Data
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.recipe.sections import BlendPart, Data
 from llmlaunch.recipe.training import number_notes
 from llmlaunch.recipe.types import OnBadLoss, OnOom, Restart, WatchdogPolicy
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques

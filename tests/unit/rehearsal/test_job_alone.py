@@ -11,11 +11,10 @@ from llmlaunch.assets import asset
 from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import MemoryPolicy
-from llmlaunch.rehearsal.earlier import rehearsals_of, rehearsed_ranks
 from llmlaunch.rehearsal.ranks import ON_GPU, ON_TRACE, Omission, Place, RehearsedRank, headline
 from llmlaunch.rehearsal.records import shape_of
 from llmlaunch.rehearsal.report import rehearsal_text
-from llmlaunch.rehearsal.verdict import Judgement, judge_plan, unseen_by_a_trace
+from llmlaunch.rehearsal.verdict import Judgement, judge_plan, rehearsals_of, rehearsed_ranks, unseen_by_a_trace
 from llmlaunch.units import GIB
 from support.recipes import recipe_of
 from support.rehearsed_plans import PINS, alone, on_gpu, planned, records, traced

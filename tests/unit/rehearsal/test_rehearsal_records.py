@@ -12,8 +12,8 @@ from llmlaunch.accuracy.summary import families
 from llmlaunch.calibration.records import problem
 from llmlaunch.calibration.step_times import predicted_seconds, timed_runs
 from llmlaunch.cluster.cards import machines
-from llmlaunch.rehearsal.earlier import rehearsed_ranks
 from llmlaunch.rehearsal.records import shape_of
+from llmlaunch.rehearsal.verdict import rehearsed_ranks
 from llmlaunch.timing.correction import TimeCorrection
 from support.rehearsed_plans import PINS, VERSIONS, on_gpu, planned, records, traced
 

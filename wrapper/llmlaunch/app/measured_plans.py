@@ -30,8 +30,7 @@ from llmlaunch.memory.job import NO_CORRECTION, Job
 from llmlaunch.planner.plan import Plan
 from llmlaunch.planner.setting import Setting
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.earlier import MALFORMED, plan_of_one, same_version
-from llmlaunch.rehearsal.verdict import RUNS_DIFFER
+from llmlaunch.rehearsal.verdict import MALFORMED, RUNS_DIFFER, plan_of_one, same_version
 from llmlaunch.rendering.run_json import measurement_template
 from llmlaunch.store.history import MeasuredAttempt
 from llmlaunch.techniques import Techniques

@@ -283,7 +283,7 @@ def _rehearsed_layouts(setting: Setting, location: Location) -> tuple[Rehearsal,
     contents = rehearsal_texts(location, framework_of(setting.recipe).recorded_name(setting.recipe))
     if not contents:
         return ()
-    from llmlaunch.rehearsal.earlier import rehearsals_of
+    from llmlaunch.rehearsal.verdict import rehearsals_of
 
     return rehearsals_of([stored_json(text) for text in contents], setting)
 

@@ -16,8 +16,12 @@ from typing import Any, BinaryIO
 from llmlaunch.command_lines.training_log import LogCollector, LoggedPeak, TrainingLog, plain_line
 from llmlaunch.documents.yaml_strict import parse_document, read_text
 from llmlaunch.errors import UserError
-from llmlaunch.frameworks.deepspeed.training_log import DeepSpeedLines
-from llmlaunch.frameworks.deepspeed.transformers_log import TransformersLines, read_results, read_trainer_state
+from llmlaunch.frameworks.deepspeed.training_log import (
+    DeepSpeedLines,
+    TransformersLines,
+    read_results,
+    read_trainer_state,
+)
 from llmlaunch.frameworks.megatron.training_log import ARGUMENTS_BEGIN, MegatronLines, five_digits
 from llmlaunch.rundir.files import MOST_APPENDED_BYTES, bounded_lines, parse_json
 from llmlaunch.rundir.foreign_values import number_in

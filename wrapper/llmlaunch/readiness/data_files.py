@@ -25,7 +25,7 @@ from llmlaunch.findings import (
 )
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.datasets import OF_A_FILE
+from llmlaunch.recipe.sections import OF_A_FILE
 from llmlaunch.recipe.types import Recipe
 
 TAIL = "_text_document"  # what tools/preprocess_data.py appends to its --output-prefix

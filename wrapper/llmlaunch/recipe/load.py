@@ -20,7 +20,6 @@ from llmlaunch.families.lookup import resolve_model
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.consistency import disagreements
 from llmlaunch.recipe.containers import container_at, container_problems
-from llmlaunch.recipe.datasets import data_problems, evaluation_problems, with_absolute_paths
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.layout_keys import (
     fixed_names,
@@ -28,7 +27,13 @@ from llmlaunch.recipe.layout_keys import (
     pins_from,
     techniques_from,
 )
-from llmlaunch.recipe.sections import tracking_problems, tracking_with_absolute_paths
+from llmlaunch.recipe.sections import (
+    data_problems,
+    evaluation_problems,
+    tracking_problems,
+    tracking_with_absolute_paths,
+    with_absolute_paths,
+)
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import NO_RESTART, SCHEMA, VOCABULARY, Recipe, Restart, recipe_form
 from llmlaunch.rundir.foreign_values import is_whole_number

@@ -16,9 +16,9 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.planner.plan import Plan
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.rehearsal.earlier import rehearsed_ranks
 from llmlaunch.rehearsal.ranks import RehearsedRank
 from llmlaunch.rehearsal.records import shape_of
+from llmlaunch.rehearsal.verdict import rehearsed_ranks
 from llmlaunch.store.database import Store, batches
 from llmlaunch.store.location import stored_json
 from llmlaunch.store.record_files import (

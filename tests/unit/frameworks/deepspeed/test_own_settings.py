@@ -10,7 +10,7 @@ import pytest
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.deepspeed.backend import DeepSpeed
-from llmlaunch.frameworks.deepspeed.bucket_sizes import bucket_elements, live_parameters
+from llmlaunch.frameworks.deepspeed.own_settings import bucket_elements, live_parameters
 from llmlaunch.frameworks.deepspeed.settings import PLANNED
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe

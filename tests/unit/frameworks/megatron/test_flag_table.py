@@ -10,12 +10,11 @@ from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.argument import NodeVariable
 from llmlaunch.frameworks.megatron.command_line import pinned_layout, read_values, with_stand_ins
-from llmlaunch.frameworks.megatron.flags.earlier import EARLIER
 from llmlaunch.frameworks.megatron.flags.row import Flag, PlannedJob
 from llmlaunch.frameworks.megatron.flags.table import bridge_fields, column, flags, read_section, written_arguments
 from llmlaunch.frameworks.megatron.namespace import namespace_of
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, NEWEST, core_parser
-from llmlaunch.frameworks.megatron.words import read_words
+from llmlaunch.frameworks.megatron.words import EARLIER, read_words
 from llmlaunch.recipe.load import recipe_from
 from support.megatron_flag_keys import written_jobs
 

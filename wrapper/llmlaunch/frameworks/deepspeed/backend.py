@@ -43,7 +43,6 @@ from llmlaunch.frameworks.classed_arguments import (
     group_of,
 )
 from llmlaunch.frameworks.deepspeed.arguments import CONFIG_FILE, MODEL_FILE, REASONS, TRAINER_FILE, environment
-from llmlaunch.frameworks.deepspeed.bucket_sizes import bucket_elements, live_parameters
 from llmlaunch.frameworks.deepspeed.config import (
     ds_config,
     model_config,
@@ -67,7 +66,7 @@ from llmlaunch.frameworks.deepspeed.facts import (
 )
 from llmlaunch.frameworks.deepspeed.family_facts import shipped_facts, with_family
 from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32, number_rules, optimizer_states
-from llmlaunch.frameworks.deepspeed.own_settings import AUTO, own_number, set_keys
+from llmlaunch.frameworks.deepspeed.own_settings import AUTO, bucket_elements, live_parameters, own_number, set_keys
 from llmlaunch.frameworks.deepspeed.rules import context_sizes, tensor_sizes
 from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups

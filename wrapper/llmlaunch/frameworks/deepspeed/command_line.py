@@ -52,9 +52,13 @@ from llmlaunch.frameworks.deepspeed.hugging_face import (
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO
 from llmlaunch.frameworks.deepspeed.read_config import (
     DsConfig,
+    as_trl_launches,
+    configuration,
     ds_config_of,
+    is_trl,
     keep_precision,
     parse_ds_config,
+    read_fsdp,
     read_mapping,
     read_optimizer,
     read_precision,
@@ -64,7 +68,6 @@ from llmlaunch.frameworks.deepspeed.read_config import (
     read_zero,
 )
 from llmlaunch.frameworks.deepspeed.settings import settings_of
-from llmlaunch.frameworks.deepspeed.trainer_source import as_trl_launches, configuration, is_trl, read_fsdp
 from llmlaunch.frameworks.deepspeed.trainer_table import RENDERED_AGAIN, trainer_group
 
 COMMANDS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llmlaunch.frameworks.deepspeed.bucket_sizes import (
+from llmlaunch.frameworks.deepspeed.own_settings import (
     LIVE_PARAMETERS,
     PERSISTENT_PARAMETER,
     bucket_elements,

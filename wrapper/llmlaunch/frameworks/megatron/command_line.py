@@ -23,9 +23,9 @@ from llmlaunch.frameworks.megatron.extra_arguments import megatron_groups
 from llmlaunch.frameworks.megatron.flags.attention import DELTA_NETS, SPARSE, SPARSE_KERNELS, VARIANTS, linear_period
 from llmlaunch.frameworks.megatron.flags.row import HEADS, PATTERN, STAGES
 from llmlaunch.frameworks.megatron.flags.table import column, read_section
+from llmlaunch.frameworks.megatron.hybrid import refuse_other_parts
 from llmlaunch.frameworks.megatron.namespace import Namespace, namespace_of
 from llmlaunch.frameworks.megatron.parser import NEWEST, core_parser, dest_of, known_version
-from llmlaunch.frameworks.megatron.read_hybrid import refuse_other_parts
 from llmlaunch.frameworks.megatron.read_model import read_data, read_model, read_training
 from llmlaunch.frameworks.megatron.rules import requirements_for
 from llmlaunch.frameworks.megatron.words import MegatronWords, Values, read_words

@@ -23,9 +23,9 @@ from llmlaunch.frameworks.classed_arguments import (
 )
 from llmlaunch.frameworks.megatron.arguments import decided_names, planned_arguments
 from llmlaunch.frameworks.megatron.facts import MegatronOptions
-from llmlaunch.frameworks.megatron.flags.earlier import EARLIER_NEUTRAL
 from llmlaunch.frameworks.megatron.flags.table import column
 from llmlaunch.frameworks.megatron.parser import KNOWN_VERSIONS, ParserFlag, core_parser, rendered_version
+from llmlaunch.frameworks.megatron.words import EARLIER_NEUTRAL
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.rundir.foreign_values import is_whole_number

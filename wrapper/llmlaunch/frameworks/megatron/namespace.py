@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from llmlaunch.errors import UserError
 from llmlaunch.frameworks.megatron.flags.row import HEADS, STAGES
-from llmlaunch.frameworks.megatron.read_hybrid import one_pattern
+from llmlaunch.frameworks.megatron.hybrid import one_pattern
 from llmlaunch.frameworks.megatron.words import Value, Values, default_values, typed_value
 from llmlaunch.techniques.switches import GraphScope
 
