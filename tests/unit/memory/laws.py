@@ -15,7 +15,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.facts import MemoryFacts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.estimator import HostNode, host_terms
+from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.moments import state_terms, transient_terms
 from llmlaunch.memory.peak import cache_share, rank_terms

@@ -12,7 +12,8 @@ from llmlaunch.facts import MemoryFacts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import arriving_mask, kept_activations, kept_masks
-from llmlaunch.memory.estimator import HostNode, estimate
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.memory.loss import final_norm, logits
 from llmlaunch.memory.moments import transient_terms

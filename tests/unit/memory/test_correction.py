@@ -12,7 +12,8 @@ from shapes import CORRECTIONS, LLAMA3_8B, MIXTRAL, SHAPES, any_layouts
 from test_grouped_pricing import FEWER, PAIRS
 
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.estimator import HostNode, estimate
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import NO_CORRECTION, Correction, Job, all_ranks
 from llmlaunch.memory.peak import OUTSIDE_TORCH, RESIDUAL, rank_terms
 from llmlaunch.models.shape import ModelShape

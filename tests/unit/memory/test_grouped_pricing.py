@@ -16,7 +16,7 @@ from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, ZeroSettings,
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.frameworks.megatron.sharding_rules import megatron_fsdp_facts
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
-from llmlaunch.memory.estimator import HostNode, estimate, worst_ranks
+from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.grouped_pricing import (
     ModelStateBytes,
     distinct_states,
@@ -26,6 +26,7 @@ from llmlaunch.memory.grouped_pricing import (
     transient_bytes,
     worst_of_sums,
 )
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Correction, Job, all_ranks
 from llmlaunch.models.shape import ModelShape, MoeShape
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques

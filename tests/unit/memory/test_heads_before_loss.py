@@ -13,7 +13,7 @@ from llmlaunch.columns import FloatColumn
 from llmlaunch.effects.paged_stash import equal_share, stash_pages
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.estimator import HostNode, host_terms
+from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import embedded_again, final_norm, saved_by_heads
 from llmlaunch.memory.schedule import in_flight

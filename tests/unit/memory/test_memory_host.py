@@ -11,7 +11,8 @@ from llmlaunch.frameworks.deepspeed.facts import deepspeed_facts, loading_facts
 from llmlaunch.frameworks.megatron.facts import megatron_facts
 from llmlaunch.layout import Layout
 from llmlaunch.memory.constants import constant
-from llmlaunch.memory.estimator import Estimate, HostNode, estimate
+from llmlaunch.memory.estimator import Estimate, estimate
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
 from llmlaunch.workload import Workload

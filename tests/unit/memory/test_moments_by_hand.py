@@ -19,9 +19,10 @@ from llmlaunch.frameworks.megatron.sharding_rules import megatron_fsdp_facts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, Layout, LayoutColumns
 from llmlaunch.memory.activations import kept_activations, kept_embedding, largest_layer
-from llmlaunch.memory.estimator import HostNode, estimate, host_terms, worst_ranks
+from llmlaunch.memory.estimator import estimate, worst_ranks
 from llmlaunch.memory.grouped_pricing import distinct_states, model_state_bytes, transient_bytes, worst_of_sums
 from llmlaunch.memory.guard import least_torch_bytes
+from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import Correction, Job, RankColumns, all_ranks
 from llmlaunch.memory.loss import final_norm, logits, saved_by_heads, waiting_logits
 from llmlaunch.memory.moments import MomentTerms, state_terms, transient_terms

@@ -12,7 +12,8 @@ from test_exchange import MIXTURE
 from llmlaunch.effects.paged_stash import equal_share, running_experts
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.estimator import HostNode, RankEstimate, host_terms
+from llmlaunch.memory.estimator import RankEstimate
+from llmlaunch.memory.host import HostNode, host_terms
 from llmlaunch.memory.job import all_ranks
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.techniques import Techniques

@@ -19,7 +19,8 @@ from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_fac
 from llmlaunch.frameworks.megatron.facts import MegatronOptions, megatron_facts
 from llmlaunch.layers.parameters import count_parameters
 from llmlaunch.layout import Layout, LayoutColumns
-from llmlaunch.memory.estimator import HostNode, estimate
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.layer_bytes import layers_of
 from llmlaunch.models.shape import ModelShape

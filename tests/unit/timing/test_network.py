@@ -13,7 +13,8 @@ from llmlaunch.cluster.load import load_cluster
 from llmlaunch.cluster.matrix import BandwidthMatrix
 from llmlaunch.cluster.profile import Cluster, Link
 from llmlaunch.layout import RECOMPUTE_FULL, Layout
-from llmlaunch.memory.estimator import HostNode, estimate
+from llmlaunch.memory.estimator import estimate
+from llmlaunch.memory.host import HostNode
 from llmlaunch.techniques import Techniques
 from llmlaunch.timing.network import all_to_all, host_link, host_link_bytes_per_second, links, neighbour, ring
 from llmlaunch.timing.products import constant

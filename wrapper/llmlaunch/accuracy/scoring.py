@@ -19,7 +19,8 @@ from llmlaunch.cluster.load import accelerator_table
 from llmlaunch.cluster.profile import Cluster
 from llmlaunch.errors import NothingSafe
 from llmlaunch.layout import LayoutColumns
-from llmlaunch.memory.estimator import Estimate, HostNode, RankEstimate, estimate
+from llmlaunch.memory.estimator import Estimate, RankEstimate, estimate
+from llmlaunch.memory.host import HostNode
 from llmlaunch.progress import counting
 from llmlaunch.timing.step import step_time
 from llmlaunch.verdicts import SAFE, TIGHT, UNSAFE

@@ -16,18 +16,9 @@ import numpy as np
 from llmlaunch.columns import FloatColumn, IntColumn
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import TECHNIQUE_FIELDS, LayoutColumns
-from llmlaunch.memory.estimator import (
-    HostNode,
-    Ranks,
-    all_are_candidates,
-    candidate_ranks,
-    most_bytes,
-    pieces,
-    state_host_terms,
-    transient_host_terms,
-    worst_of,
-)
+from llmlaunch.memory.estimator import Ranks, all_are_candidates, candidate_ranks, most_bytes, pieces, worst_of
 from llmlaunch.memory.guard import unless_negative
+from llmlaunch.memory.host import HostNode, state_host_terms, transient_host_terms
 from llmlaunch.memory.job import Job, RankColumns, one_rank
 from llmlaunch.memory.moments import state_terms, transient_terms
 from llmlaunch.memory.peak import StateSums, TransientSums, device_bytes, sum_of

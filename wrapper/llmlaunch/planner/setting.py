@@ -15,7 +15,7 @@ from llmlaunch.cluster.profile import Cluster
 from llmlaunch.frameworks.base import Backend, StateTechniques, StepTechniques
 from llmlaunch.frameworks.priced_job import job_of
 from llmlaunch.layout import Layout
-from llmlaunch.memory.estimator import HostNode
+from llmlaunch.memory.host import HostNode
 from llmlaunch.memory.job import Job
 from llmlaunch.planner.search_space import recipe_with_techniques
 from llmlaunch.recipe.types import Recipe
