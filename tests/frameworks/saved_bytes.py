@@ -56,7 +56,7 @@ def measured(words: list[str]) -> dict[str, float]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         if getattr(model, "returns_loss", False):
-            loss = model(input_ids=tokens[:, :-1], targets=tokens[:, 1:])
+            loss = model(input_ids=tokens[:, :-1], targets=tokens[:, 1:]) / tokens[:, 1:].numel()
         else:
             logits = model(input_ids=tokens[:, :-1]).logits
             loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())

@@ -265,12 +265,12 @@ def test_a_blend_has_of_each_dataset_what_its_weight_says(place: Path, script: C
     words = ["3", str(place / "ones"), "1", str(place / "twos")]
     args = argparse.Namespace(data=words, sequence_length=8, seed=7, tokenizer=None, weights=None)
     batches = data.make_batches(args, 256, 4, split)
-    drawn = torch.stack([batches(number) for number in range(250)])
-    assert drawn.shape == (250, 4, 9)
+    drawn = torch.stack([batches(number).inputs for number in range(250)])
+    assert drawn.shape == (250, 4, 8)
     assert float((drawn == 1).float().mean()) == pytest.approx(0.75, abs=0.05)
     # a job of one rank has the same samples in the same step
     whole = data.make_batches(args, 256, 8, script("parallel").RankSplit())
-    assert whole(3)[4:].tolist() == batches(3).tolist()
+    assert whole(3).targets[4:].tolist() == batches(3).targets.tolist()
 
 
 def index(prefix: Path, tokens: list[int]) -> None:

@@ -22,24 +22,31 @@ MOST_CONVERTERS = 8  # each holds the optimizer states of one rank in host memor
 CONVERTING = timedelta(hours=12)  # the watchdog has its own limit, watchdog.first_step_seconds
 
 
-def save(engine: Any, folder: Path, step: int) -> None:
-    """Writes a checkpoint, and names it in `latest` once it is whole.
+def save(engine: Any, folder: Path, step: int, evaluation: dict[str, Any]) -> None:
+    """Writes a checkpoint, and names it in `latest` once it is whole. `evaluation` is what the evaluator knows by then.
 
     Not by DeepSpeed: its rank 0 writes `latest` before the other ranks have written theirs (save_checkpoint,
     runtime/engine.py, 0.19.8), and a power cut between the two leaves no checkpoint that loads.
     """
     report(f"saving step {step}")
     tag = f"step-{step}"
-    engine.save_checkpoint(str(folder), tag=tag, client_state={"step": step}, save_latest=False)
+    engine.save_checkpoint(
+        str(folder), tag=tag, client_state={"step": step, "evaluation": evaluation}, save_latest=False
+    )
     save_adapters(engine.module, folder / tag / "adapter")
     for path in written(engine, folder / tag):
         flush(path)
     dist.barrier()
+    name_checkpoint(folder, "latest", tag)
+
+
+def name_checkpoint(folder: Path, file: str, tag: str) -> None:
+    """Has a file name a checkpoint: `latest`, or `best`, which is not removed when newer ones are there."""
     if dist.get_rank() == 0:
-        fresh = folder / "latest.new"
+        fresh = folder / f"{file}.new"
         fresh.write_text(tag)
         flush(fresh)
-        fresh.replace(folder / "latest")
+        fresh.replace(folder / file)
     dist.barrier()
 
 
@@ -62,20 +69,25 @@ def flush(path: Path) -> None:
     os.close(descriptor)
 
 
-def resume(engine: Any, folder: Path | None) -> int:
-    """Loads the checkpoint `latest` names, if there is one; returns the steps already done."""
+def resume(engine: Any, folder: Path | None) -> dict[str, Any]:
+    """Loads the checkpoint `latest` names, if there is one; returns the step it was saved after and what else the job
+    knew then."""
     if folder is None or not (folder / "latest").exists():
-        return 0
-    tag = (folder / "latest").read_text().strip()
-    refuse_torn(folder, tag, split=engine.zero_optimization())
+        return {"step": 0}
+    state = load(engine, folder, (folder / "latest").read_text().strip())
+    report(f"resumed after step {state['step']}")
+    return state
+
+
+def load(engine: Any, folder: Path, tag: str, file: str = "latest") -> dict[str, Any]:
+    """Loads the checkpoint that a file names; returns what else was saved."""
+    refuse_torn(folder, file, tag, split=engine.zero_optimization())
     saved_by = states_of(folder / tag)
     if engine.zero_optimization() and saved_by != dist.get_world_size():
         state = load_converted(engine, folder, tag, saved_by)
     else:
         _, state = engine.load_checkpoint(str(folder), tag=tag)
-    done = int(state["step"])
-    report(f"resumed after step {done}")
-    return done
+    return {**state, "step": int(state["step"])}
 
 
 def states_of(path: Path) -> int:
@@ -83,7 +95,7 @@ def states_of(path: Path) -> int:
     return len(list(path.glob("*zero_pp_rank_*_optim_states.pt")))
 
 
-def refuse_torn(folder: Path, tag: str, split: bool) -> None:
+def refuse_torn(folder: Path, file: str, tag: str, split: bool) -> None:
     """DeepSpeed goes on without optimizer states, and says nothing, where a rank's file is missing."""
     path = folder / tag
     states = states_of(path)
@@ -97,7 +109,7 @@ def refuse_torn(folder: Path, tag: str, split: bool) -> None:
         return
     others = ", ".join(sorted(p.name for p in folder.glob("step-*") if CHECKPOINT.fullmatch(p.name) and p != path))
     refuse(
-        f"{folder}/latest names {tag}, {wrong}. Write the name of a whole checkpoint into it"
+        f"{folder}/{file} names {tag}, {wrong}. Write the name of a whole checkpoint into it"
         + (f" (there are {others})" if others else "")
         + ", or move the folder away to begin again at step 1"
     )

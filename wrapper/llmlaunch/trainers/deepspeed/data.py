@@ -10,6 +10,7 @@ import argparse
 import bisect
 import sysconfig
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -27,10 +28,49 @@ BYTES = 256  # tokens there are where every byte is one
 
 Share = tuple[float, float]  # where a part of the data begins and ends
 WHOLE: Share = (0.0, 1.0)
+TRAINING, VALIDATION = 0, 1  # places in --split
 # From a generator of random numbers to the tokens of one sample: a sequence and the token after it.
 Sample = Callable[[torch.Generator], torch.Tensor]
-# From the number of a micro-batch to this rank's tokens [samples, sequence length + 1].
-Batches = Callable[[int], torch.Tensor]
+
+
+@dataclass
+class Batch:
+    """A micro-batch of this rank: inputs and targets [samples, positions].
+
+    Of rows `targets` are IGNORED where nothing is learned, `weight` is by what the sum of their losses is multiplied to
+    get their part of a step's mean, `positions` restart where several rows share a sequence, and `mask` is given where
+    a model must know which inputs are padding.
+    """
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    weight: float | None = None
+    positions: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        return Batch(
+            self.inputs.to(device), self.targets.to(device), self.weight, moved(self.positions), moved(self.mask)
+        )
+
+
+# From the number of a micro-batch to what this rank learns from.
+Batches = Callable[[int], Batch]
+
+
+def training_share(split: str | None) -> Share:
+    return share_of(split, TRAINING)
+
+
+def share_of(split: str | None, place: int) -> Share:
+    """Where a part of the data begins and ends, as shares of all of it."""
+    if split is None:
+        return WHOLE
+    shares = [float(share) for share in split.split(",")]
+    return sum(shares[:place]) / sum(shares), sum(shares[: place + 1]) / sum(shares)
 
 
 def make_batches(
@@ -43,17 +83,21 @@ def make_batches(
     """This rank's micro-batches of a `share` of the data; ranks that split a layer or a sequence have the same."""
     sample = open_source(args, vocabulary, split, share)
 
-    def batch(number: int) -> torch.Tensor:
+    def batch(number: int) -> Batch:
         first = (number * split.data + split.data_rank) * micro_batch_size
         samples = [sample(generator(args.seed, first + index)) for index in range(micro_batch_size)]
         tokens = torch.stack(samples).long()
-        if int(tokens.max()) >= vocabulary:
-            raise SystemExit(
-                f"--data {args.data[0]}: has token {int(tokens.max())}, the model only {vocabulary}: enlarge vocab_size"
-            )
-        return tokens
+        check_vocabulary(args.data[0], tokens, vocabulary)
+        return Batch(tokens[:, :-1], tokens[:, 1:])
 
     return batch
+
+
+def check_vocabulary(name: str, tokens: torch.Tensor, vocabulary: int) -> None:
+    if int(tokens.max()) >= vocabulary:
+        raise SystemExit(
+            f"--data {name}: has token {int(tokens.max())}, the model only {vocabulary}: enlarge vocab_size"
+        )
 
 
 def generator(seed: int, number: int) -> torch.Generator:

@@ -14,6 +14,7 @@ from deepspeed.accelerator import get_accelerator
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from adapters import choose_trained
+from data import Batch
 from group import refuse
 from parallel import RankSplit, attention_of, check_model, share_sequences, tensor_groups
 from techniques import apply_techniques
@@ -129,21 +130,35 @@ def build_engine(args: argparse.Namespace, config: Json, settings: Json, split: 
     return engine
 
 
-def micro_batch_loss(engine: Any, tokens: torch.Tensor, split: RankSplit) -> torch.Tensor:
-    """Mean cross-entropy of the next token, and the load-balancing loss where the model has one.
+def micro_batch_loss(engine: Any, batch: Batch, split: RankSplit) -> torch.Tensor:
+    """Mean cross-entropy of the next token, or the weighted sum of it where a batch says so, and the load-balancing
+    loss where the model has one.
 
-    Where sequences are split it is this rank's share of that mean: those of all its ranks add up to it.
+    Where sequences are split it is this rank's share of that: those of all its ranks add up to it.
     """
-    mine = split.part(tokens.shape[1] - 1)
-    inputs, targets = tokens[:, :-1][:, mine], tokens[:, 1:][:, mine]
+    mine = split.part(batch.inputs.shape[1])
+    inputs, targets = batch.inputs[:, mine], batch.targets[:, mine]
     arguments: Json = {"input_ids": inputs}
-    if split.sequence > 1:
-        arguments["position_ids"] = torch.arange(mine.start, mine.stop, device=tokens.device).expand_as(inputs)
+    if batch.positions is not None:
+        # and no mask: Transformers looks for several rows in a sequence only then (masking_utils.py
+        # `_preprocess_mask_arguments`, 5.23)
+        arguments["position_ids"] = batch.positions
+    elif split.sequence > 1:
+        arguments["position_ids"] = torch.arange(mine.start, mine.stop, device=inputs.device).expand_as(inputs)
+    if batch.mask is not None:
+        arguments["attention_mask"] = batch.mask[:, mine]
+    reduction = "mean" if batch.weight is None else "sum"
+    balance = None
     if getattr(engine.module, "returns_loss", False):
-        return engine(**arguments, targets=targets) / split.sequence
-    outputs = engine(**arguments)
-    loss = F.cross_entropy(outputs.logits.float().flatten(0, 1), targets.flatten())
-    balance = getattr(outputs, "aux_loss", None)
+        loss = engine(**arguments, targets=targets)
+        if batch.weight is None:
+            loss = loss / targets.numel()
+    else:
+        outputs = engine(**arguments)
+        loss = F.cross_entropy(outputs.logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
+        balance = getattr(outputs, "aux_loss", None)
+    if batch.weight is not None:
+        loss = loss * (batch.weight * split.sequence)  # each rank of a sequence has its own part of that sum
     if balance is not None:
         loss = loss + engine.module.config.router_aux_loss_coef * balance
     return loss / split.sequence

@@ -39,8 +39,8 @@ def chunk_mlps(model: torch.nn.Module, chunks: int) -> None:
 
 
 def tile_loss(model: torch.nn.Module, tiles: int) -> None:
-    """Head and loss of one piece of the sequence after the other: only one piece's logits exist. The model is then
-    called with targets and returns the loss.
+    """Head and loss of one piece of the sequence after the other: only one piece's logits exist. The model returns the
+    sum of the losses when it is called with targets, and is what it was without.
 
     ZeRO reduces a gradient when it is ready. That of a head tied to the embedding is not when the pieces are done: the
     embedding adds its own at the end of the backward pass.
@@ -54,7 +54,9 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
     table = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is table
 
-    def forward(self: torch.nn.Module, targets: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self: torch.nn.Module, *words: Any, targets: torch.Tensor | None = None, **inputs: Any) -> Any:
+        if targets is None:
+            return type(self).forward(self, *words, **inputs)
         head = self.get_output_embeddings()
         hidden = self.base_model(**inputs).last_hidden_state
         if tied and hidden.requires_grad:
@@ -69,7 +71,7 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
                 logits = torch.tanh(logits / cap) * cap
             return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
 
-        summed = sequence_tiled_compute(
+        return sequence_tiled_compute(
             piece,
             seqlen=targets.shape[1],
             shards=tiles,
@@ -80,7 +82,6 @@ def tile_loss(model: torch.nn.Module, tiles: int) -> None:
             output_unshard_dimension=0,
             output_reduction="sum",
         )
-        return summed / targets.numel()
 
     model.forward = types.MethodType(forward, model)
     model.returns_loss = True

@@ -13,8 +13,15 @@ With --evaluation-interval it works out the loss on validation data, too:
 
     validation at step 20/40 | validation loss 3.2345 | 0.31 s
 
+With --format the data are rows: conversations, of which the answers are learned, prompts with completions, or texts.
+Every learned token of a step counts alike.
+
 With --save it saves every --save-interval steps and after the last, and goes on from the last checkpoint when started
 again. Told by SIGTERM, it saves after the step that runs, prints `saved step N after SIGTERM` and ends.
+
+With --keep-best and --patience the lowest loss on validation data decides which checkpoint stays in SAVE/best, and
+whether to end early. After the last step --samples prints answers to rows, and --export writes the model as Hugging
+Face has it.
 
 With --skip-steps it leaves out the batches of these steps and counts them as done.
 
@@ -38,7 +45,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,13 +68,16 @@ torch.compile = compile_function
 
 from adapters import TARGETS
 from alone import check_place, check_work, spare_the_vote
-from checkpoints import resume, save
-from data import Batches, make_batches
-from evaluation import Evaluator, add_evaluation, training_share
+from checkpoints import load, name_checkpoint, resume, save
+from data import Batches, make_batches, training_share
+from evaluation import OTHER_SEED, Evaluator, add_evaluation, validation_batches
+from export import add_export, check_target, export
 from group import join, leave, refuse, report
 from learning import add_learning, learning_rate
 from model import build_engine, micro_batch_loss
-from parallel import RankSplit, gradient_share, split_of
+from parallel import RankSplit, gradient_share, is_mixture, split_of
+from rows import Data, RowBatches, Rows, add_rows, open_data
+from samples import add_samples, print_samples
 
 gc.freeze()
 gc.enable()
@@ -98,8 +108,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--data",
         nargs="+",
         default=["mock"],
-        help="mock, python-source, a text file, a folder of them, an indexed dataset; or WEIGHT SOURCE ...",
+        help="mock, python-source, a text file, a folder of them, an indexed dataset, or WEIGHT SOURCE ...; "
+        "with --format rows: a file, a folder, or a name on the Hugging Face hub",
     )
+    add_rows(parser)
     parser.add_argument("--tokenizer", help="Hugging Face tokenizer; without it every byte is a token")
     parser.add_argument("--weights", type=Path, help="Hugging Face checkpoint folder the model begins with")
     parser.add_argument("--steps", type=int, default=10)
@@ -120,6 +132,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trained-layers", type=int, default=0, help="train the last so many layers and the head only")
     parser.add_argument("--save", type=Path, help="folder for checkpoints; training resumes from its latest")
     parser.add_argument("--save-interval", type=int, default=0, help="steps between checkpoints")
+    add_samples(parser)
+    add_export(parser)
     parser.add_argument(
         "--skip-steps",
         type=int,
@@ -135,8 +149,18 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parsed = parser.parse_args(argv)
     if not parsed.measure_baseline and not (parsed.model and parsed.deepspeed_config):
         parser.error("--model and --deepspeed_config are needed")
-    if parsed.alone and (parsed.save or parsed.weights):
-        parser.error("--alone neither saves nor loads: leave out --save and --weights")
+    if parsed.alone and (parsed.save or parsed.weights or parsed.export):
+        parser.error("--alone neither saves nor loads: leave out --save, --weights and --export")
+    if (parsed.packed or parsed.chat_template) and not parsed.format:
+        parser.error("--packed and --chat-template are for rows: name their --format")
+    if parsed.samples and parsed.format not in ("chat", "prompt-completion"):
+        parser.error("--samples are answers: they need --format chat or prompt-completion")
+    if (parsed.patience or parsed.keep_best) and not parsed.evaluation_interval:
+        parser.error("--patience and --keep-best judge by evaluations: they need --evaluation-interval")
+    if parsed.keep_adapters_apart and not (parsed.export and parsed.adapter_rank):
+        parser.error("--keep-adapters-apart is about adapters that are exported: it needs --adapter-rank and --export")
+    if parsed.keep_best and not parsed.save:
+        parser.error("--keep-best needs --save")
     return parsed
 
 
@@ -176,8 +200,7 @@ def train_step(engine: Any, batches: Batches, step: int, notice: Notice, context
     torch.manual_seed((context.seed * 1_000_003 + step) * 1_000_003 + split.rank // split.tensor)
     shared = torch.zeros(2, device=engine.device)
     for index in range(micro_batches):
-        tokens = batches(step * micro_batches + index).to(engine.device)
-        loss = micro_batch_loss(engine, tokens, split)
+        loss = micro_batch_loss(engine, batches(step * micro_batches + index).to(engine.device), split)
         shared[0] += loss.detach() / micro_batches
         engine.backward(loss * context.gradient_share)
         engine.step()
@@ -199,41 +222,105 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
     split = split_of(settings, args.sequence_length)
     losses = 1 / split.sequence if args.alone else split.data * split.tensor
     context = StepContext(args.seed, split, gradient_share(settings, split), losses)
+    check_target(args)
+    data = open_data(args, split)
     engine = build_engine(args, config, settings, split)
     if args.alone:
         spare_the_vote(engine)
-    vocabulary, micro_batch_size = int(config["vocab_size"]), engine.train_micro_batch_size_per_gpu()
-    batches = make_batches(args, vocabulary, micro_batch_size, split, training_share(args.split))
-    evaluator = Evaluator(args, vocabulary, micro_batch_size, split, losses)
-    tokens_per_step = engine.train_batch_size() * args.sequence_length // (split.data if args.alone else 1)
-    done = resume(engine, args.save)
-    logged, clock = done, time.perf_counter()
+    batches, evaluator, tokens_of = sources(args, config, data, engine, context)
+    state = resume(engine, args.save)
+    done = state["step"]
+    evaluator.go_on_from(state.get("evaluation", {}))
+    if args.keep_best:
+        name_best(args.save, evaluator)
+    logged, clock, tokens = done, time.perf_counter(), 0
     skipped = frozenset(args.skip_steps)
     for step in range(done, args.steps):
+        if evaluator.exhausted:
+            break
         if step + 1 in skipped:
-            logged, clock = step + 1, time.perf_counter()
+            logged, clock, tokens = step + 1, time.perf_counter(), 0
             continue
         set_learning_rate(engine, args, step)
         loss, stop_requested = train_step(engine, batches, step, notice, context)
         if not math.isfinite(loss):
             refuse(f"step {step + 1}: the loss is {loss}; lower the learning rate or check the data")
         finished = step + 1
+        tokens += tokens_of(step)
         if finished % args.log_interval == 0 or finished == args.steps or stop_requested:
-            seconds = (time.perf_counter() - clock) / (finished - logged)
-            logged, clock = finished, time.perf_counter()
+            passed = time.perf_counter() - clock
+            seconds = passed / (finished - logged)
             report(
                 f"step {finished}/{args.steps} | loss {loss:.4f} | {seconds:.2f} s/step | "
-                f"{tokens_per_step / seconds:.0f} tokens/s"
+                f"{tokens / passed:.0f} tokens/s"
             )
+            logged, clock, tokens = finished, time.perf_counter(), 0
             write_curves(engine, {"train_loss": loss, "step_seconds": seconds})
         began = time.perf_counter()
         if not stop_requested:
             evaluator.evaluate_if_due(engine, finished)
-        if save_if_due(engine, args, finished, stop_requested, notice):
+        if save_if_due(engine, args, finished, stop_requested, notice, evaluator):
             return
         clock += time.perf_counter() - began  # seconds per step are those of training
+        done = finished
+    if evaluator.exhausted:
+        report(f"ended at step {done}: {evaluator.waited} evaluations in a row without a lower validation loss")
     if args.alone:
         check_work(engine, args.steps, split)
+    else:
+        finish(engine, args, data, done, evaluator, split)
+
+
+def sources(
+    args: argparse.Namespace, config: dict[str, Any], data: Data | None, engine: Any, context: StepContext
+) -> tuple[Batches, Evaluator, Callable[[int], int]]:
+    """Batches to train on, what evaluates on others, and how many tokens a step has."""
+    vocabulary, micro_batch_size = int(config["vocab_size"]), engine.train_micro_batch_size_per_gpu()
+    micro_batches, split = engine.gradient_accumulation_steps(), context.split
+    count = args.evaluation_iterations * micro_batches
+    if data is None:
+        batches = make_batches(args, vocabulary, micro_batch_size, split, training_share(args.split))
+        others = validation_batches(args, vocabulary, micro_batch_size, split)
+        each = engine.train_batch_size() * args.sequence_length // (split.data if args.alone else 1)
+        return batches, Evaluator(args, others, count, split, context.losses), lambda step: each
+
+    def of(rows: Rows, together: int, seed: int, once: bool = False) -> RowBatches:
+        masked = is_mixture(engine.module.config)  # its routers are to be balanced for tokens, not for padding
+        return RowBatches(rows, args, vocabulary, micro_batch_size, split, together, masked, seed, once)
+
+    training, others = of(data.training, micro_batches, args.seed), None
+    if args.evaluation_interval:
+        assert data.validation is not None
+        others = of(data.validation, count, args.seed + OTHER_SEED, once=True)
+        count = others.together
+    mine = split.data if args.alone else 1
+    return training, Evaluator(args, others, count, split, context.losses), lambda step: training.tokens(step) // mine
+
+
+def finish(
+    engine: Any, args: argparse.Namespace, data: Data | None, done: int, evaluator: Evaluator, split: RankSplit
+) -> None:
+    """Answers of the trained model, and the model itself: that of the lowest validation loss where it was kept."""
+    if (args.samples or args.export) and args.keep_best and evaluator.best_step not in (0, done):
+        load(engine, args.save, f"step-{evaluator.best_step}", "best")
+        done = evaluator.best_step
+        report(f"took step {done}, which has the lowest validation loss, {evaluator.best:.4f}")
+    if args.samples and data is not None:
+        print_samples(engine, args, data, split)
+    if args.export:
+        export(engine, args, done, split)
+
+
+def name_best(folder: Path, evaluator: Evaluator) -> None:
+    """Names the best checkpoint of those that led to the one a job goes on from, if it is still there."""
+    if (folder / f"step-{evaluator.best_step}").is_dir():
+        name_checkpoint(folder, "best", f"step-{evaluator.best_step}")
+        return
+    evaluator.best, evaluator.best_step = math.inf, 0
+    if dist.get_rank() == 0:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "best").unlink()
+    dist.barrier()
 
 
 def write_curves(engine: Any, values: dict[str, float]) -> None:
@@ -245,11 +332,16 @@ def write_curves(engine: Any, values: dict[str, float]) -> None:
         )
 
 
-def save_if_due(engine: Any, args: argparse.Namespace, finished: int, stop_requested: bool, notice: Notice) -> bool:
+def save_if_due(
+    engine: Any, args: argparse.Namespace, finished: int, stop_requested: bool, notice: Notice, evaluator: Evaluator
+) -> bool:
     """Saves where it is time to; returns whether to end because some rank was told to."""
     regular = args.save_interval and finished % args.save_interval == 0
-    if args.save and (stop_requested or regular or finished == args.steps):
-        save(engine, args.save, finished)
+    best = args.keep_best and evaluator.best_step == finished
+    if args.save and (stop_requested or regular or best or evaluator.exhausted or finished == args.steps):
+        save(engine, args.save, finished, evaluator.state())
+        if best:
+            name_checkpoint(args.save, "best", f"step-{finished}")
         if not stop_requested:  # told while it saved: this checkpoint is the one
             heard = torch.tensor(float(notice.heard), device=engine.device)
             dist.all_reduce(heard)
