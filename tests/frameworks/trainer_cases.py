@@ -11,7 +11,8 @@ Of a case that is "alone" rank 0 is started by itself, as rank_alone.py starts i
 end SIGTERM is sent after three steps, to all ranks of one that is "pestered" again and again until they end. A case may
 have an "environment". A "weighed" case answers with what rank 0 held (weigh), too; of a "saved" one
 only a forward and backward pass is counted (saved_bytes.py), and instead of training, engines are for what is "counted"
-(deepspeed_bytes.py). Of a case whose ranks are "refusing" these refuse after they have joined the others.
+(deepspeed_bytes.py). Of a case whose ranks are "refusing" these refuse after they have joined the others; one that is
+"judged" is trained by TRL (trl_judge.py).
 """
 
 from __future__ import annotations
@@ -129,6 +130,11 @@ def start(rank: int, case: dict[str, Any], port: int, words: list[str], folder: 
             code = 0
         elif case.get("counted"):
             deepspeed_bytes.print_counts(case["counted"])
+            code = 0
+        elif case.get("judged"):
+            import trl_judge
+
+            trl_judge.main(case["judged"], folder)
             code = 0
         elif case.get("refusing"):
             refuse(rank, case["refusing"], case["meeting_seconds"])

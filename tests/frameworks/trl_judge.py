@@ -1,17 +1,17 @@
-"""What TRL learns from the same rows: reads one JSON object, makes a small model with its tokenizer, trains.
+"""What TRL learns from the same rows, for trainer_cases.py: makes small models with their tokenizer, trains them.
 
-in    {"folder": "/tmp/x", "template": "...", "model": {...}, "rows": {name: [...]}, "cases": [...]}; a case has "name",
-      "rows", "batch", "steps" and, where it has them, "adapters", "packed", "template" and "epochs"
-out   {name: the loss of every step} in a line that begins with RESULT:
+asked      {"template": "...", "models": {name: {...}}, "rows": {name: [...]}, "cases": [...]}; a case has "name", "model",
+           "rows", "batch", "steps" and, where it has them, "adapters", "packed" and "assistant_only"
+answered   {name: the loss of every step} in the file losses.json
 
-The model is in folder/model; its weights are drawn from seed 0. Rows are taken in the order in which the shipped script
-takes them with its seed.
+Models are in folders of their names; their weights are drawn from seed 0. Rows are taken in the order in which the
+shipped script takes them with its seed.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,23 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 SEED = 1234  # of the shipped script, by default
 LENGTH = 96
 
 
-def main() -> None:
-    asked = json.load(sys.stdin)
-    folder = Path(asked["folder"])
+def main(asked: dict[str, Any], folder: Path) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)  # no process group
     tokenizer = made_tokenizer(json.dumps(asked["rows"]), asked["template"])
-    config = LlamaConfig(**{name: value for name, value in asked["model"].items() if name != "model_type"})
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    for name, values in asked["models"].items():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**values)).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
     answers = {case["name"]: learned(case, asked["rows"][case["rows"]], tokenizer, folder) for case in asked["cases"]}
-    print("RESULT " + json.dumps(answers), flush=True)
+    (folder / "losses.json").write_text(json.dumps(answers))
 
 
 def made_tokenizer(text: str, template: str) -> PreTrainedTokenizerFast:
@@ -54,7 +54,7 @@ def made_tokenizer(text: str, template: str) -> PreTrainedTokenizerFast:
 
 
 def learned(case: dict[str, Any], rows: list[dict[str, Any]], tokenizer: Any, folder: Path) -> list[float]:
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder / case["model"], dtype=torch.float32)
     if case.get("adapters"):
         torch.manual_seed(SEED)
         rank = case["adapters"]
@@ -84,8 +84,6 @@ def learned(case: dict[str, Any], rows: list[dict[str, Any]], tokenizer: Any, fo
         disable_tqdm=True,
         dataset_num_proc=None,
     )
-    if case.get("template"):
-        tokenizer.chat_template = case["template"]
     trainer = SFTTrainer(model, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     samples = len(trainer.train_dataset)
     epochs = -(-case["steps"] * case["batch"] // samples)
@@ -104,7 +102,3 @@ def learned(case: dict[str, Any], rows: list[dict[str, Any]], tokenizer: Any, fo
     trainer.training_step = watched
     trainer.train()
     return [float(first + second) for first, second in zip(parts[::2], parts[1::2], strict=True)]
-
-
-if __name__ == "__main__":
-    main()

@@ -25,6 +25,7 @@ _BRIDGE_TRACKER, _BRIDGE_STATE = "latest_train_state.pt", "train_state.pt"
 # (trainers/deepspeed/checkpoints.py); DeepSpeed 0.19's own tags, save_checkpoint of runtime/engine.py.
 _MEGATRON_FOLDER = re.compile(r"iter_(\d+)")
 _DEEPSPEED_FOLDER = re.compile(r"(?:global_)?step-?(\d+)")
+_BEST = "best"
 _TENSOR_FILE = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 _DEEPSPEED_FILE = re.compile(
     r"(?:((?:bf16_|fp16_)?zero_pp_rank)_(\d{1,6})_)?mp_rank_(\d{1,6})_(model|optim)_states\.pt", re.ASCII
@@ -194,6 +195,10 @@ class CheckpointFolder:
         except OSError:
             return {}
         return {int(match[1]): match[0] for match in matches if match is not None}
+
+    def best(self) -> int | None:
+        """The step with the lowest validation loss, which our DeepSpeed script names (--keep-best)."""
+        return step_named_by(self.path / _BEST)
 
     def own_steps(self) -> dict[int, str]:
         """The durable ones alone whose folder is a real one, named exactly as the trainers name it."""

@@ -100,7 +100,7 @@ def _removable(folder: CheckpointFolder, keep: int, last: int, first: int) -> li
     """Return the names of the folders to remove, the oldest first.
 
     `last` is the step that the tracker names, newer ones are being written or were left; `first` is where the attempt
-    began, which stays until a newer one is whole.
+    began, which stays until a newer one is whole. So does the one with the lowest validation loss.
     """
     own = folder.own_steps()
     whole: list[int] = []
@@ -111,7 +111,7 @@ def _removable(folder: CheckpointFolder, keep: int, last: int, first: int) -> li
             whole.append(step)
     if len(whole) < keep:
         return []
-    stay = {last} if any(step > first for step in whole) else {last, first}
+    stay = {last, folder.best()} if any(step > first for step in whole) else {last, first, folder.best()}
     return [own[step] for step in sorted(own) if step < whole[-1] and step not in stay]
 
 

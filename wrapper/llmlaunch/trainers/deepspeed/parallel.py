@@ -124,6 +124,23 @@ def is_mixture(config: Any) -> bool:
     return any(getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
 
 
+# Attributes of configurations whose layers carry something from one position to the next: Mamba, delta nets, short
+# convolutions, and keys that are compressed over several positions.
+CARRYING = ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "conv_L_cache", "compress_rates")
+# Their masks do not follow positions (models/gpt_oss/modeling_gpt_oss.py `GptOssModel.forward`, 5.23).
+WITHOUT_POSITIONS = ("gpt_oss",)
+
+
+def check_packing(config: Any, split: RankSplit) -> None:
+    """Ends the job where rows that share a sequence would not be kept apart."""
+    if split.sequence > 1:
+        refuse("--packed: the ranks of a sequence (sequence_parallel_size) cannot tell rows apart; leave out either")
+    if any(getattr(config, name, None) for name in CARRYING):
+        refuse(f"--packed: a {config.model_type} model carries a state from one row into the next; leave it out")
+    if config.model_type in WITHOUT_POSITIONS:
+        refuse(f"--packed: Transformers' {config.model_type} lets a row attend to the one before it; leave it out")
+
+
 def attention_of(config: Any) -> str:
     """torch's attention neither caps scores (Gemma 2) nor adds sinks to them (GPT-OSS); Transformers' own can."""
     model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

@@ -75,14 +75,12 @@ class Data:
     reader: Reader
 
 
-def open_data(args: argparse.Namespace, split: RankSplit) -> Data | None:
+def open_data(args: argparse.Namespace) -> Data | None:
     """The rows of a job, None where it has plain text. Ends the job where they cannot be trained with."""
     if args.format is None or (args.format == "text" and len(args.data) == 1 and is_text(args.data[0])):
         return None
     if len(args.data) > 1:
         refuse(f"--format {args.format}: name one source of rows; a blend is of plain text")
-    if args.packed and split.sequence > 1:
-        refuse("--packed: the ranks of a sequence (sequence_parallel_size) cannot tell rows apart; leave out either")
     reader = Reader(open_tokenizer(args), args.format)
     name, own = args.data[0], False
     source = opened(name, args, reader, TRAINING_NAMES)

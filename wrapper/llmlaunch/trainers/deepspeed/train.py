@@ -74,8 +74,8 @@ from evaluation import OTHER_SEED, Evaluator, add_evaluation, validation_batches
 from export import add_export, check_target, export
 from group import join, leave, refuse, report
 from learning import add_learning, learning_rate
-from model import build_engine, micro_batch_loss
-from parallel import RankSplit, gradient_share, is_mixture, split_of
+from model import build_engine, describe, micro_batch_loss
+from parallel import RankSplit, check_packing, gradient_share, is_mixture, split_of
 from rows import Data, RowBatches, Rows, add_rows, open_data
 from samples import add_samples, print_samples
 
@@ -223,7 +223,9 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
     losses = 1 / split.sequence if args.alone else split.data * split.tensor
     context = StepContext(args.seed, split, gradient_share(settings, split), losses)
     check_target(args)
-    data = open_data(args, split)
+    if args.packed:
+        check_packing(describe(config), split)
+    data = open_data(args)
     engine = build_engine(args, config, settings, split)
     if args.alone:
         spare_the_vote(engine)
