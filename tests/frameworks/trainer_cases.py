@@ -34,6 +34,7 @@ from llmlaunch.trainers import RANK_ALONE, TRAINER
 
 sys.path.insert(0, str(RANK_ALONE.parent))
 sys.path.insert(0, str(TRAINER.parent))
+import datasets  # noqa: F401 (jobs with rows)
 import deepspeed.module_inject.auto_ep_layer
 import deepspeed.ops.op_builder.all_ops  # noqa: F401 (every engine imports both)
 import deepspeed_bytes

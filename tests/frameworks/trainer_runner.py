@@ -70,7 +70,11 @@ Train = Callable[[list[dict[str, Any]], Path], TrainerRuns]
 @contextmanager
 def trainer_process(errors: Path) -> Iterator[Train]:
     """The trainer with its libraries imported: runs every case of a list in its own folder below the one given."""
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        **os.environ,
+        **{"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        **{"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(errors.with_name("datasets"))},
+    }
     with (
         errors.open("w") as file,
         Popen([sys.executable, PROGRAM], stdin=PIPE, stdout=PIPE, stderr=file, text=True, env=environment) as process,

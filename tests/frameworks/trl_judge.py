@@ -1,7 +1,7 @@
 """What TRL learns from the same rows, for trainer_cases.py: makes small models with their tokenizer, trains them.
 
-asked      {"template": "...", "models": {name: {...}}, "rows": {name: [...]}, "cases": [...]}; a case has "name", "model",
-           "rows", "batch", "steps" and, where it has them, "adapters", "packed" and "assistant_only"
+asked      {"template": "...", "models": {name: {...}}, "rows": {name: [...]}, "cases": [...]}; a case has "name",
+           "model", "rows", "batch", "steps" and, where it has them, "adapters", "packed" and "assistant_only"
 answered   {name: the loss of every step} in the file losses.json
 
 Models are in folders of their names; their weights are drawn from seed 0. Rows are taken in the order in which the

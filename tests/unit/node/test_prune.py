@@ -144,6 +144,14 @@ def test_the_one_that_the_attempt_began_with_stays_until_a_newer_one_is_whole(sa
     assert saved.steps() == [80]
 
 
+def test_the_one_with_the_lowest_validation_loss_stays(cpu_node: NodeRig, tmp_path: Path) -> None:
+    saved = Saved(cpu_node, tmp_path / "checkpoints", DEEPSPEED, keep=1)
+    (saved.folder / "best").write_text("step-40")
+    saved.save(20, 40, 60, 80)
+    saved.prune()
+    assert saved.steps() == [40, 80]
+
+
 def test_one_that_the_trainers_could_not_load_does_not_count(saved: Saved) -> None:
     saved.save(20, 40, 60, 80)
     folder = CheckpointFolder({"path": str(saved.folder), "tracker": saved.tracker.name})

@@ -81,7 +81,7 @@ def test_the_trainer_imports_nothing_of_llmlaunch_and_runs_on_python_3_9() -> No
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     roots = {name.split(".")[0] for name in names} - {path.stem for path in TRAINER_MODULES}
-    training = {"torch", "deepspeed", "transformers", "peft", "safetensors", "numpy"}
+    training = {"torch", "deepspeed", "transformers", "peft", "safetensors", "numpy", "datasets", "jinja2"}
     assert roots - set(sys.stdlib_module_names) == training
 
 

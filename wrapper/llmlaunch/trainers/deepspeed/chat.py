@@ -181,7 +181,7 @@ def conversation_in(row: Json) -> Messages:
     for name in ("messages", "conversations"):
         if row.get(name) is not None:
             messages = listed(row[name])
-            if isinstance(messages, str) or not messages:
+            if not messages or not isinstance(messages, list):
                 raise UnusableError(f"{name} must be a list of messages")
             return messages
     raise UnusableError(f"has {names_of(row)}; chat needs {FIELDS['chat']}")

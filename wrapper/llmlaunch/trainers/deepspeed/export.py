@@ -71,7 +71,9 @@ def export(engine: Any, args: argparse.Namespace, step: int, split: RankSplit) -
 def whole_tensors(model: torch.nn.Module, split: RankSplit) -> dict[str, torch.Tensor]:
     """The model's parameters and buffers by the names they have without adapters, on rank 0; their products are added
     to the weights beside them."""
-    first, tensors, known = dist.get_rank() == 0, {}, {}
+    first = dist.get_rank() == 0
+    tensors: dict[str, torch.Tensor] = {}
+    known: dict[int, torch.Tensor] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if name.endswith((f"lora_A.{ADAPTER}", f"lora_B.{ADAPTER}", "lora_dropout", "base_layer")):
             continue

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")  # a configuration after th
 READING = timedelta(hours=12)  # the watchdog has its own limit, watchdog.first_step_seconds
 ROWS_PER_WORKER = 5000  # fewer are tokenized sooner by one process
 MOST_WORKERS = 8
+Result = TypeVar("Result")
 CALLS = count()  # of first_of_node, the same on all ranks
 
 
@@ -79,22 +80,21 @@ def open_data(args: argparse.Namespace) -> Data | None:
     """The rows of a job, None where it has plain text. Ends the job where they cannot be trained with."""
     if args.format is None or (args.format == "text" and len(args.data) == 1 and is_text(args.data[0])):
         return None
-    if len(args.data) > 1:
+    if len(args.data) > 1 or len(args.validation_data or [""]) > 1:
         refuse(f"--format {args.format}: name one source of rows; a blend is of plain text")
     reader = Reader(open_tokenizer(args), args.format)
-    name, own = args.data[0], False
+    name = args.data[0]
     source = opened(name, args, reader, TRAINING_NAMES)
     assert source is not None
+    other, share = None, WHOLE
     if args.validation_data:
         other = opened(args.validation_data[0], args, reader, VALIDATION_NAMES)
-    else:
-        own = args.split is not None
-        other = source if own else opened(name, args, reader, VALIDATION_NAMES, needed=False)
+    elif args.split is not None:
+        other, share = source, share_of(args.split, VALIDATION)
+    elif not Path(name).is_file():
+        other = opened(name, args, reader, VALIDATION_NAMES, needed=False)
     training = shared(name, source, training_share(args.split))
-    validation = None
-    if other is not None:
-        share = share_of(args.split, VALIDATION) if own else WHOLE
-        validation = None if share[0] == share[1] else shared(name, other, share)
+    validation = None if other is None or share[0] == share[1] else shared(name, other, share)
     if args.evaluation_interval and validation is None:
         refuse("--evaluation-interval: there are no validation rows; name some, or a share of the data for them")
     say_what_is_read(args, training, source[1])
@@ -145,17 +145,18 @@ def load(name: str, roles: tuple[str, ...]) -> Any:
     try:
         if Path(name).exists():
             files = files_of(name, roles)
-            if not files and Path(name).is_dir() and roles is VALIDATION_NAMES:
+            if not files:
                 return None
             paths = [str(file.resolve()) for file in files]
             return datasets.load_dataset(SUFFIXES[files[0].suffix], data_files=paths, split="train")
-        if not HUB_NAME.fullmatch(name):
+        if not HUB_NAME.fullmatch(name) or Path(name).suffix in SUFFIXES:
             raise UnusableError("there is no such file or folder")
         repository, _, configuration = name.partition(":")
         parts = datasets.load_dataset(repository, configuration or None)
         return next((parts[role] for role in roles if role in parts), None)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UnusableError(f"cannot be loaded: {first_line(error.__cause__ or error)}") from None
+        place = "" if Path(name).exists() else " from the Hugging Face hub"
+        raise UnusableError(f"cannot be loaded{place}: {first_line(error.__cause__ or error)}") from None
 
 
 def opened(
@@ -171,12 +172,17 @@ def opened(
             if needed:
                 raise UnusableError(f"has no part called {' or '.join(roles)}")
             return None
-        return raw, tokenized(raw, reader, args.sequence_length)
+        try:
+            return raw, tokenized(raw, reader, args.sequence_length)
+        except OSError as error:
+            raise UnusableError(
+                f"its tokens cannot be kept: {error}; name another folder in HF_DATASETS_CACHE"
+            ) from None
 
     return first_of_node(name, work)
 
 
-def first_of_node(name: str, work: Callable[[], Any]) -> Any:
+def first_of_node(name: str, work: Callable[[], Result]) -> Result:
     """The result of `work` on every rank, which reads what the first wrote into the cache of `datasets`.
 
     Rank 0 works first, then the first rank of every other node, whose work is already done where the nodes share a
@@ -203,7 +209,7 @@ def first_of_node(name: str, work: Callable[[], Any]) -> Any:
     except UnusableError as error:
         words = f"--data {name}: {error}"
     finally:
-        if rank == first:
+        if rank == first and dist.get_backend() != "fake":
             store.set(key(rank), words)
     if words:
         refuse(words)
@@ -307,7 +313,8 @@ def packs(lengths: np.ndarray, most: int) -> list[list[int]]:
         length = int(lengths[place])
         index = bisect.bisect_left(sizes, length)
         if index == len(sizes):
-            room, pack = most, []
+            room = most
+            pack: list[int] = []
             found.append(pack)
         else:
             room = sizes[index]
