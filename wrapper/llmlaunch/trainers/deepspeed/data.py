@@ -47,14 +47,23 @@ class Batch:
     weight: float | None = None
     positions: torch.Tensor | None = None
     mask: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None  # of which inputs and targets are parts: on a device, too
 
     def to(self, device: torch.device) -> Batch:
+        if self.tokens is not None:
+            return of_tokens(self.tokens.to(device))
+
         def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.to(device)
 
         return Batch(
             self.inputs.to(device), self.targets.to(device), self.weight, moved(self.positions), moved(self.mask)
         )
+
+
+def of_tokens(tokens: torch.Tensor) -> Batch:
+    """Every token but the first is a target."""
+    return Batch(tokens[:, :-1], tokens[:, 1:], tokens=tokens)
 
 
 # From the number of a micro-batch to what this rank learns from.
@@ -88,7 +97,7 @@ def make_batches(
         samples = [sample(generator(args.seed, first + index)) for index in range(micro_batch_size)]
         tokens = torch.stack(samples).long()
         check_vocabulary(args.data[0], tokens, vocabulary)
-        return Batch(tokens[:, :-1], tokens[:, 1:])
+        return of_tokens(tokens)
 
     return batch
 

@@ -200,7 +200,8 @@ def train_step(engine: Any, batches: Batches, step: int, notice: Notice, context
     torch.manual_seed((context.seed * 1_000_003 + step) * 1_000_003 + split.rank // split.tensor)
     shared = torch.zeros(2, device=engine.device)
     for index in range(micro_batches):
-        loss = micro_batch_loss(engine, batches(step * micro_batches + index).to(engine.device), split)
+        batch = batches(step * micro_batches + index).to(engine.device)
+        loss = micro_batch_loss(engine, batch, split)
         shared[0] += loss.detach() / micro_batches
         engine.backward(loss * context.gradient_share)
         engine.step()
