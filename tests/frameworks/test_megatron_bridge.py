@@ -108,7 +108,12 @@ def test_latent_attention_is_stretched_as_no_argument_of_megatron_says(ask: Ask)
 
 
 SPLIT = Layout(2, 2, data=4, context=2, sequence_parallel=1, zero_stage=1)
-TUNED = ("backend=megatron-bridge", f"training.start_from={RECIPES}", "training.sequence_length=64")  # a folder
+TUNED = (
+    "backend=megatron-bridge",
+    f"training.start_from={RECIPES}",
+    "training.sequence_length=64",
+    "training.learning_rate=1.0e-5",
+)  # a folder
 
 
 def tuned(*overrides: str) -> Recipe:
@@ -262,7 +267,7 @@ def test_answers_alone_are_learned_from_rows(ask: Ask, tmp_path: Path, kind: str
         (tmp_path / f"{name}.jsonl").write_text(lines, "utf-8")
     tokenizer = word_tokenizer(tmp_path / "tokenizer")
     recipe = tuned(
-        f"data={{path: {tmp_path}, sft: {kind}, tokenizer: {tokenizer}}}",
+        f"data={{path: {tmp_path}, format: {kind}, tokenizer: {tokenizer}}}",
         "training.evaluation={interval: 10, iterations: 1}",
     )
     answer = ask(world_size=32, settings=rendered_settings(recipe, SPLIT), rows=True)
@@ -325,7 +330,7 @@ def packed_rows(folder: Path, *overrides: str) -> Recipe:
         if not (folder / f"{name}.jsonl").exists():
             (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in MANY), "utf-8")
     tokenizer = word_tokenizer(folder / "tokenizer")
-    rows = f"data={{path: {folder}, sft: prompt-completion, tokenizer: {tokenizer}, packed: true}}"
+    rows = f"data={{path: {folder}, format: prompt-completion, tokenizer: {tokenizer}, packed: true}}"
     return tuned(rows, "training.evaluation={interval: 10, iterations: 1}", *overrides)
 
 
@@ -341,5 +346,5 @@ ADAPTERS = "training.adapters={rank: 16, target_modules: [linear_qkv, linear_pro
 
 def test_finetuning_configures_megatron_core_as_pretraining_does(ask: Ask) -> None:
     """Packed rows, too."""
-    recipe = tuned("data={path: /data/squad, sft: chat, tokenizer: /models/llama3, packed: true}", ADAPTERS)
+    recipe = tuned("data={path: /data/squad, format: chat, tokenizer: /models/llama3, packed: true}", ADAPTERS)
     check_alike(ask, Case(recipe, SPLIT), apart=["model.calculate_per_token_loss"])

@@ -90,6 +90,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_weights(home / "weights")
     words = (
         *TINY, f"python={sys.executable}", f"data={{path: {home}/tokens}}", f"training.start_from={home}/weights",
+        "training.learning_rate=1.0e-5",
         f"training.checkpoint_path={home}/checkpoints", "training.save_interval=4", "restart.backoff_seconds=0",
         "on_bad_loss={action: rollback, skip_batches: 2}",
     )  # fmt: skip

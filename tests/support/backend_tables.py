@@ -77,7 +77,7 @@ MEGATRON_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
     (*versions.version_requirements(), *versions.VERSION_RULES["0.16"]),
 )
 DEEPSPEED_RULES: tuple[tuple[Rule | Requirement, ...], ...] = (
-    deepspeed_rules.RULES,
+    (*deepspeed_rules.RULES, *deepspeed_rules.PACKED_RULES),
     deepspeed_scripts.PIPELINE_RULES,
     deepspeed_scripts.HUGGING_FACE_RULES,
     (

@@ -259,6 +259,9 @@ class AttentionFacts:
     mixed_projection_kept: bool = False  # values are a view of the tensor of unrotated queries and keys, which stays
     attention_output_copied: bool = False  # to bring heads together before the projection
     windows_masked: bool = False  # a window is a mask over the whole square, and spares attention nothing
+    # per pair of tokens of a sequence: the masks that keep packed rows apart, one for each kind of attention. With them
+    # a fused kernel keeps its own copy in the precision, and skips nothing of the square
+    row_mask_bytes: float = 0.0
     query_input_normed: bool = False  # latent attention without a latent of queries has a norm before them
     context_all_to_all: bool = False  # context parallelism is by all-to-all: then the attention output is kept twice
 

@@ -278,7 +278,7 @@ def test_where_nothing_is_at_hand_both_ways_to_have_something_are_said(
         place.chosen_place(recipe, where, print)
 
 
-ON_BRIDGE = ("backend=megatron-bridge", "training.start_from=/weights")
+ON_BRIDGE = ("backend=megatron-bridge", "training.start_from=/weights", "training.learning_rate=1.0e-5")
 ADAPTED = (*ON_BRIDGE, "training.adapters={rank: 4}")
 
 
@@ -286,7 +286,7 @@ ADAPTED = (*ON_BRIDGE, "training.adapters={rank: 4}")
     ("overrides", "said"),
     [
         ((), "with backend=megatron-lm behind the recipe"),
-        (("data={path: /rows, sft: chat, tokenizer: words}",), "backend=megatron-lm 'data={mock: true}' behind"),
+        (("data={path: /rows, format: chat, tokenizer: words}",), "backend=megatron-lm 'data={mock: true}' behind"),
         (("training.adapters={rank: 4}",), "which has no adapters"),
     ],
 )

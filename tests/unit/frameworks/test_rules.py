@@ -12,6 +12,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.frameworks.base import MACHINE_REQUIREMENTS
 from llmlaunch.frameworks.bridge.rules import BRIDGE_RULES, PACKED_RULES
 from llmlaunch.frameworks.deepspeed import techniques as deepspeed_techniques
+from llmlaunch.frameworks.deepspeed.rules import PACKED_RULES as DEEPSPEED_PACKED_RULES
 from llmlaunch.frameworks.deepspeed.rules import RULES as DEEPSPEED_RULES
 from llmlaunch.frameworks.deepspeed.scripts import HUGGING_FACE_RULES, PIPELINE_RULES
 from llmlaunch.frameworks.framework import backend_for
@@ -93,7 +94,13 @@ IMAGES, SIX_HEADS = "model=qwen3-vl-8b", "model={base: qwen3-vl-8b, vision: {num
 TWENTY_STATES = "model={base: nemotron-3-nano, mamba: {num_heads: 20, groups: 4}}"
 BRIDGE = "backend=megatron-bridge"
 LORA = (BRIDGE, "training.adapters={rank: 4}", "training.start_from=/models/weights")
-PACKED = (BRIDGE, "data={path: /rows, sft: chat, tokenizer: /t, packed: true}", "training.start_from=/models/weights")
+PACKED = (
+    BRIDGE,
+    "data={path: /rows, format: chat, tokenizer: /t, packed: true}",
+    "training.start_from=/models/weights",
+    "training.learning_rate=1.0e-5",
+)
+PACKED_ROWS = "data={path: /rows, format: chat, tokenizer: /t, packed: true}"
 PREDICTING = "model={base: llama3-8b, mtp_num_layers: 1}"
 LATENTS = (
     "model={base: llama3-8b, num_query_groups: 32, mla: {kv_lora_rank: 512, qk_head_dim: 128, qk_pos_emb_head_dim: 64, "
@@ -178,6 +185,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("context-query-groups", DEEPSPEED, (TWELVE_HEADS,), Layout(context=4, data=4), ZERO_3),
     ("context-sequence", DEEPSPEED, ("training.sequence_length=4001",), Layout(context=16), ZERO_3),
     ("context-masks", DEEPSPEED, (WINDOWED,), Layout(context=2, data=8), ZERO_3),
+    ("packed-rows-whole", DEEPSPEED, (PACKED_ROWS,), Layout(context=2, data=8), ZERO_3),
     ("pipeline", DEEPSPEED, own_script("own"), PIPELINE_1, ZERO_3),
     ("pipeline", DEEPSPEED, own_script("hugging-face"), PIPELINE_1, Layout(tensor=2, data=8)),
     ("trainer-context", DEEPSPEED, own_script("hugging-face"), Layout(context=2, data=8), Layout(tensor=2, data=8)),
@@ -285,7 +293,8 @@ def test_what_a_kernel_of_all_experts_holds_stays_in_it(beside: str, layout: Lay
 
 def test_every_rule_has_its_case() -> None:
     rules = (*rules_for(), *DEEPSPEED_RULES, *PIPELINE_RULES, *HUGGING_FACE_RULES)
-    keys = {rule.key for rule in (*rules, *BRIDGE_RULES, *PACKED_RULES, *deepspeed_techniques.TECHNIQUE_RULES)}
+    packed = (*PACKED_RULES, *DEEPSPEED_PACKED_RULES)
+    keys = {rule.key for rule in (*rules, *BRIDGE_RULES, *packed, *deepspeed_techniques.TECHNIQUE_RULES)}
     cases = {key for case in (*RULED, *ASKED) for key in case[0].split()}
     assert cases | set(RULED_ELSEWHERE) == keys
     assert not cases & set(RULED_ELSEWHERE)
@@ -428,6 +437,13 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
         "validation-of-a-script",
         DEEPSPEED,
         [*own_script("hugging-face"), EVALUATION, "data={path: /text, validation: /other}"],
+    ),
+    ("packed-rows-without-states", DEEPSPEED, ["model=falcon-h1-0.5b", PACKED_ROWS]),
+    ("packed-rows-without-states", DEEPSPEED, ["model=lfm2-1.2b", PACKED_ROWS]),
+    (
+        "rows-of-a-script",
+        DEEPSPEED,
+        [*own_script("hugging-face"), "data={path: /rows, format: chat, tokenizer: /t}"],
     ),
     ("no-delayed-gradients", DEEPSPEED, [DELAYED]),
     ("no-hidden-exchange", DEEPSPEED, [HIDDEN]),

@@ -261,7 +261,7 @@ def test_the_screen_says_how_far_step_times_are_off_where_that_is_known(words: t
 
 def test_conversations_are_a_kind_of_their_own() -> None:
     recipe = small()
-    chats = replace(recipe, data=replace(recipe.data, sft="chat"))
+    chats = replace(recipe, data=replace(recipe.data, format="chat"))
     assert end_of(recipe).step_time_spread is not None
     assert end_of(chats).step_time_source == "no measured run of Megatron dense models that learn conversations"
 

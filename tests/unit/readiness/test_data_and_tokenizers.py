@@ -46,37 +46,42 @@ def test_an_indexed_dataset_is_whole(files: Mapping[str, bytes | None], message:
 
 @pytest.mark.parametrize("name", ["training", "validation"])
 def test_rows_to_finetune_on_lie_in_files_of_known_names(name: str, tmp_path: Path) -> None:
-    rows = recipe_text(backend="megatron-bridge", data="{path: rows, sft: chat, tokenizer: words}")
+    rows = recipe_text(backend="megatron-bridge", data="{path: rows, format: chat, tokenizer: words}")
     write(tmp_path, {f"rows/{each}.jsonl": "{}" for each in ("training", "validation") if each != name})
     sentences = readiness(tmp_path, rows, "training.evaluation={interval: 1, iterations: 1}").missing
     assert any(f"data.path: {tmp_path}/rows/{name}.jsonl is not there" in each for each in sentences)
 
 
 CHATS = {
-    "messages": {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]},
-    "conversations": {"id": 1, "conversations": [{"from": "human", "value": "?"}]},
-    "prompt and completion": {"prompt": "?", "completion": "!"},
-    "instruction and output": {"instruction": "?", "input": "", "output": "!"},
-    "chosen and rejected": {"prompt": "?", "chosen": "!", "rejected": "."},
+    "chat": {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]},
+    "chat, ShareGPT": {"id": 1, "conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]},
+    "prompt-completion": {"prompt": "?", "completion": "!"},
+    "prompt-completion, Alpaca": {"instruction": "?", "input": "", "output": "!"},
 }
 
 
-@pytest.mark.parametrize("row", CHATS.values(), ids=CHATS)
-def test_chat_rows_are_not_learned_as_plain_text(row: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", CHATS)
+def test_chat_rows_are_not_learned_as_plain_text(name: str, tmp_path: Path) -> None:
     for file, named in (("corpus.jsonl", "corpus.jsonl"), ("corpus/part.json", "corpus")):
-        write(tmp_path, {file: json.dumps(row) + "\n"})
+        write(tmp_path, {file: json.dumps(CHATS[name]) + "\n"})
         (sentence,) = readiness(tmp_path, DEEPSPEED, f"data.path={tmp_path}/{named}").missing
-        assert f"{file} has chat rows (" in sentence
-        assert "backend: megatron-bridge and data.sft" in sentence
+        assert f"{file} has rows of " in sentence
+        assert f"add data.format: {name.partition(',')[0]} to learn their answers alone" in sentence
+
+
+def test_preferences_have_no_format(tmp_path: Path) -> None:
+    write(tmp_path, {"corpus.jsonl": json.dumps({"prompt": "?", "chosen": "!", "rejected": "."})})
+    (sentence,) = readiness(tmp_path, DEEPSPEED, f"data.path={tmp_path}/corpus.jsonl").missing
+    assert "rows of chosen and rejected" in sentence
+    assert "write rows of messages" in sentence
 
 
 def test_other_rows_of_json_are_warned_of_and_plain_text_is_not(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"corpus.jsonl": '{"text": "plain"}\n', "words.jsonl": "no row at all\n", "words.txt": '{"messages": 1}'},
-    )
+    texts = {"corpus.jsonl": '{"text": "plain"}\n', "words.jsonl": "no row at all\n", "words.txt": '{"messages": 1}'}
+    write(tmp_path, texts)
     (sentence,) = readiness(tmp_path, DEEPSPEED, f"data.path={tmp_path}/corpus.jsonl").doubtful
     assert "has rows of JSON" in sentence
+    assert "add data.format: text" in sentence
     for name in ("words.jsonl", "words.txt"):
         ready = readiness(tmp_path, DEEPSPEED, f"data.path={tmp_path}/{name}")
         assert (ready.missing, ready.doubtful) == ((), ())

@@ -85,23 +85,6 @@ def test_whole_weights_are_taken(backend: str, files: Mapping[str, object], tmp_
     assert (ready.missing, ready.doubtful) == ((), ())
 
 
-@pytest.mark.parametrize("backend", STARTED)
-@pytest.mark.parametrize(
-    ("adapters", "usual"), [((), "1e-5 to 2e-5"), (("training.adapters={rank: 8}",), "1e-4 to 2e-4")]
-)
-def test_trained_weights_ask_for_a_learning_rate(
-    backend: str, adapters: tuple[str, ...], usual: str, tmp_path: Path
-) -> None:
-    """The default is one for random weights, which would undo what a checkpoint has learned."""
-    if backend == "megatron-lm" and adapters:
-        backend = "megatron-bridge"
-    text = recipe_text(**TINY, backend=backend, training=f"{{{TRAINING}, start_from: /no-such-file-system/weights}}")
-    (sentence,) = readiness(tmp_path, text, *adapters).missing
-    assert sentence.startswith(f"{tmp_path}/recipe.yaml:7: training.learning_rate: is not written, and its default")
-    assert usual in sentence
-    assert readiness(tmp_path, text, *adapters, "training.learning_rate=3e-4").missing == ()
-
-
 def test_one_iteration_is_told_to_be_named_by_the_folder_above(tmp_path: Path) -> None:
     write(tmp_path, {f"weights/{TRACKER}": "10", "weights/iter_0000010/x": "x"})
     (sentence,) = readiness(
@@ -182,6 +165,16 @@ def test_other_folders_the_job_writes_are_looked_at_too(key: str, tmp_path: Path
     assert f"{key}: {tmp_path}/file is a file" in sentence
 
 
+def test_an_export_replaces_an_earlier_one_alone(tmp_path: Path) -> None:
+    recipe = SAVED["deepspeed"]
+    write(tmp_path, {"tuned/notes.txt": "mine"})
+    (sentence,) = readiness(tmp_path, recipe, "training.export=tuned").missing
+    assert "training.export: " in sentence
+    assert "is no export of an earlier run; name a new folder" in sentence
+    write(tmp_path, {"tuned/trained.json": "{}"})
+    assert readiness(tmp_path, recipe, "training.export=tuned").missing == ()
+
+
 def test_the_folder_of_weights_and_biases_is_looked_at_too(tmp_path: Path) -> None:
     run = "tracking={wandb: {project: mine, mode: offline, save_dir: file/inside}}"
     (sentence,) = readiness(write(tmp_path, {"file": "x"}), recipe_text(), run).missing
@@ -200,8 +193,8 @@ def test_a_dataset_in_a_folder_of_somebody_else_needs_a_cache_path(
 
 def test_rows_that_are_packed_lie_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What somebody else has packed may be all that the job wants."""
-    rows = f"{{path: {write(tmp_path, {'rows/training.jsonl': '{}'})}/rows, sft: chat, tokenizer: t, packed: true}}"
-    words = (f"data={rows}", "backend=megatron-bridge", "training.start_from=/weights")
+    rows = f"{{path: {write(tmp_path, {'rows/training.jsonl': '{}'})}/rows, format: chat, tokenizer: t, packed: true}}"
+    words = (f"data={rows}", "backend=megatron-bridge", "training.start_from=/weights", "training.learning_rate=1.0e-5")
     monkeypatch.setattr(os, "access", lambda path, mode: "rows" not in str(path))
     missing = readiness(tmp_path, recipe_text(), *words).missing
     assert f"data.packed: {tmp_path}/rows/packed: you may not make it in {tmp_path}/rows" in str(missing)

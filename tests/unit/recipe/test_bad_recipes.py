@@ -175,6 +175,8 @@ BLEND = "data={blend: [{path: /a, weight: 0}]}"
 EVALUATION = "training.evaluation={interval: 10, iterations: 2}"
 DEEPSPEED = "backend=deepspeed"
 BRIDGE = "backend=megatron-bridge"
+START, TEXT = "training.start_from=/w", "data={path: /text}"
+PATIENT = "training.evaluation={interval: 9, iterations: 1, patience: 2}"
 NO_CONTAINERS = "cluster={base: h100-80gb-x8, container: {runtime: none}}"
 # what the message says, and the overrides that it is about
 CONTRADICTIONS = [
@@ -265,11 +267,35 @@ CONTRADICTIONS = [
     ("data.validation", "data={path: /a, validation: []}", EVALUATION),
     ("training.evaluation", "training.evaluation={interval: 0, iterations: 1}"),
     ("training.evaluation", "training.evaluation={interval: 10}"),
+    ("training.learning_rate: is missing: 0.0003, the default, is for random weights", START, TEXT, DEEPSPEED),
+    ("usual for full fine-tuning: 5e-6 for 8B", START, TEXT),
+    ("usual for LoRA: 2e-4 up to 13B", "training.adapters={rank: 4}", TEXT, DEEPSPEED),
+    ("learning_rate: is missing", START, TEXT, "backend={name: deepspeed, script: /m.py, script_kind: hugging-face}"),
+    ("training.evaluation.patience: is for the script that comes with llmlaunch", PATIENT),
+    ("training.samples: is for the script that comes with llmlaunch", "training.samples=2"),
+    ("training.export: is for the script that comes with llmlaunch", "training.export=/e",
+     "backend={name: deepspeed, script: /mine.py}"),
+    ("keep_best: no checkpoints are written", "training.evaluation={interval: 9, iterations: 1, keep_best: true}",
+     DEEPSPEED),
+    ("training.samples: answers are to rows", "training.samples=2", DEEPSPEED),
+    ("merge_adapters: there are no adapters", "training.export={path: /e, merge_adapters: false}", DEEPSPEED),
+    ("training.export: is the folder of checkpoints", "training.export=/c", DEEPSPEED, "training.save_interval=10",
+     "training.checkpoint_path=/c"),
     ("data.cache_path: is a word of megatron-lm", "data={path: /a, cache_path: /c}", DEEPSPEED),
-    ("data.sft: is a word of megatron-bridge", "data={path: /a, sft: chat, tokenizer: x}", DEEPSPEED),
-    ("sft: reads one folder; name it in path", "data={mock: true, sft: chat}", BRIDGE),
-    ("sft: rows are text; name the tokenizer", "data={path: /a, sft: chat}", BRIDGE),
-    ("of path; remove split", "data={path: /a, sft: chat, tokenizer: x, split: '9,1,0'}", BRIDGE),
+    ("data.sft: is not a known key; did you mean data.format?", "data={path: /a, sft: chat}", BRIDGE),
+    ("data.format: is for deepspeed and megatron-bridge", "data={path: /a, format: chat, tokenizer: x}"),
+    ("format: rows are read from path; name them there", "data={mock: true, format: chat}", BRIDGE),
+    ("format: rows are read from path; name them there", "data={format: chat, blend: [{path: /a, weight: 1}]}"),
+    ("packed is for rows; add format: chat", "data={path: /a, packed: true}", DEEPSPEED),
+    ("chat_template is for rows", "data={path: /a, chat_template: /c}", DEEPSPEED),
+    ("format: text has none", "data={path: /a, format: text, chat_template: /c}", DEEPSPEED),
+    ("data.format: rows are text; name the tokenizer", "data={path: /a, format: chat}", BRIDGE),
+    ("or weights that have one", "data={path: /a, format: chat}", DEEPSPEED),
+    ("has rows of chat and prompt-completion", "data={path: /a, format: text, tokenizer: x}", BRIDGE),
+    ("data.path; remove split", "data={path: /a, format: chat, tokenizer: x, split: '9,1,0'}", BRIDGE),
+    ("is a key of deepspeed", "data={path: /a, format: chat, tokenizer: x, chat_template: /c}", BRIDGE),
+    ("are one dataset", "data={path: /a, format: chat, tokenizer: x, validation: [{path: /b, weight: 1},"
+     " {path: /c, weight: 1}]}", EVALUATION, DEEPSPEED),
     # --- container
     ("container.image: a .sif file is Apptainer's; write runtime: apptainer", "container={image: /c/a.sif}"),
     ("pyxis takes a registry reference or the path of a .sqsh file", "container={image: 'oras://ghcr.io/a'}"),
@@ -294,6 +320,18 @@ CONTRADICTIONS = [
     ("slurm.part: is no option of sbatch; did you mean partition?", "slurm={part: '1'}"),
     ("plugin of the site adds goes under slurm_plugins:", "slurm={frobnicate: '1'}"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (START, TEXT, "training.learning_rate=1.0e-5"),
+        (START, "data={mock: true}"),
+        (START, TEXT, "backend={name: deepspeed, script: /mine.py}"),
+    ],
+)
+def test_a_learning_rate_is_written_or_nothing_is_learned_by_it(overrides: tuple[str, ...]) -> None:
+    assert load_recipe(SMALL, overrides).training.start_from == "/w"
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS, ids=lambda case: " ".join(case[1:]))

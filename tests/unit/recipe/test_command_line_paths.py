@@ -79,6 +79,16 @@ def test_a_relative_path_becomes_absolute(project: Path, word: str, expected: st
     assert from_working_directory([word]) == (expected.format(project, parent=project.parent),)
 
 
+def test_rows_of_the_hub_are_named_unless_there_is_such_a_file(project: Path) -> None:
+    (named,) = from_working_directory(["data={path: org/answers, format: chat}"])
+    assert named == "data={path: org/answers, format: chat}"
+    words = ("data.path=org/answers", "data.format=chat")
+    assert from_working_directory(words) == words
+    (project / "org").mkdir()
+    (project / "org" / "answers").mkdir()
+    assert from_working_directory(words)[0] == f"data.path={project}/org/answers"
+
+
 def test_every_key_named_as_a_path_is_a_key_of_recipes() -> None:
     known = dotted_keys(recipe_form())
     assert [key for key in PATHS if key.replace(".*", "") not in known] == []

@@ -9,8 +9,8 @@ import pytest
 
 from llmlaunch.cluster.load import find_accelerator
 from llmlaunch.recipe.containers import Container
+from llmlaunch.recipe.datasets import BlendPart, Data
 from llmlaunch.recipe.load import load_recipe
-from llmlaunch.recipe.sections import BlendPart, Data
 from llmlaunch.recipe.training import number_notes
 from llmlaunch.recipe.types import OnBadLoss, OnOom, Restart, WatchdogPolicy
 from llmlaunch.techniques import NO_TECHNIQUES, Techniques
@@ -163,7 +163,7 @@ def test_paths_start_where_the_recipe_lies_and_do_not_enter_the_digest(
     text = recipe_text(
         backend="{name: deepspeed, script: code/train.py}",
         training="{sequence_length: 8192, global_batch_size: 512, steps: 10, save_interval: 5, checkpoint_path: ckpt, "
-        "start_from: llama}",
+        "start_from: llama, learning_rate: 1.0e-5}",
         data="{path: text}",
     )
     for folder in ("one", "two"):
@@ -182,6 +182,19 @@ def test_paths_start_where_the_recipe_lies_and_do_not_enter_the_digest(
     assert (data.cache_path, data.tokenizer) == (str(here / "cache"), "meta-llama/Llama-3")
     in_a_file = "data={path: a, tokenizer: t.model, tokenizer_type: SentencePieceTokenizer}"
     assert load_recipe(megatron[0], [*megatron[1], in_a_file]).data.tokenizer == str(here / "t.model")
+
+
+def test_rows_are_of_the_hub_where_no_file_is_beside_the_recipe(tmp_path: Path) -> None:
+    rows = "{path: org/answers, format: chat, tokenizer: t, chat_template: c.jinja}"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe_text(backend="deepspeed", data=rows))
+    data = load_recipe(recipe).data
+    assert (data.path, data.datasets) == ("org/answers", (f"{tmp_path}/c.jinja",))
+    recipe.write_text(recipe_text(backend="deepspeed", data=rows.replace("org/answers", "org/answers.jsonl")))
+    assert load_recipe(recipe).data.datasets[0] == f"{tmp_path}/org/answers.jsonl"
+    (tmp_path / "org" / "answers").mkdir(parents=True)
+    recipe.write_text(recipe_text(backend="deepspeed", data=rows))
+    assert load_recipe(recipe).data.path == f"{tmp_path}/org/answers"
 
 
 # --- container

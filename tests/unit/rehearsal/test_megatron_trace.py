@@ -193,14 +193,14 @@ def test_a_persons_own_words_go_along_but_for_those_no_rank_alone_needs() -> Non
     assert "--exit-interval=7" not in words
 
 
-ON_BRIDGE = ("backend=megatron-bridge", "training.start_from=/weights")
-ROWS = "data={path: /rows, sft: chat, tokenizer: /words, packed: true}"
+ON_BRIDGE = ("backend=megatron-bridge", "training.start_from=/weights", "training.learning_rate=1.0e-5")
+ROWS = "data={path: /rows, format: chat, tokenizer: /words, packed: true}"
 
 
 def test_a_job_of_bridge_is_that_of_megatron_with_what_bridge_adds() -> None:
     plain = asked(*ON_BRIDGE)
     assert (plain.pop("adapters"), plain.pop("packed")) == (None, False)
-    assert plain == asked("training.start_from=/weights")
+    assert plain == asked(*ON_BRIDGE[1:])
     adapted = asked(*ON_BRIDGE, ROWS, "training.adapters={rank: 4, target_modules: [q_proj, k_proj, v_proj]}")
     assert adapted["adapters"] == {"dim": 4, "alpha": 4, "target_modules": ["linear_qkv"]}
     assert adapted["packed"] is True

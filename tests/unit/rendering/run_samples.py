@@ -16,7 +16,8 @@ from llmlaunch.memory.estimator import Estimate, RankEstimate
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.planner.plan import Candidate, JobLength, Plan
 from llmlaunch.recipe.containers import Container
-from llmlaunch.recipe.sections import Data, Notices, Tracking, WandbRun
+from llmlaunch.recipe.datasets import Data
+from llmlaunch.recipe.sections import Notices, Tracking, WandbRun
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Code, MemoryPolicy, Recipe, Restart
 from llmlaunch.rehearsal.on_gpu import LoneRank, lone_rank

@@ -26,7 +26,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.layout import Layout
 from llmlaunch.node import containers
 from llmlaunch.recipe.containers import Container
-from llmlaunch.recipe.sections import Data
+from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.types import BackendChoice, Recipe
 from llmlaunch.rendering.launch import command_text, launch_json
 from llmlaunch.rendering.scripts import job_json, job_script, refuse_unrenderable

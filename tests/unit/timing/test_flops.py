@@ -137,6 +137,13 @@ def test_layers_with_a_window_take_the_time_of_their_window() -> None:
     assert total(BASE, masked) == total(BASE, job(LLAMA))
 
 
+def test_attention_of_packed_rows_works_out_the_whole_square() -> None:
+    packed = job(LLAMA)
+    packed = replace(packed, facts=changed(packed.facts, row_mask_bytes=1.0, windows_masked=True))
+    whole, causal = (time_of(BASE, of).terms["attention"] for of in (packed, job(LLAMA)))
+    assert 1.7 < whole / causal <= 2.0  # but for the last blocks of queries
+
+
 def utilised(name: str, *overrides: str) -> float:
     """Return the share of the peaks that the arithmetic of a plan's step uses."""
     plan = plan_of(name, *overrides)

@@ -59,6 +59,7 @@ _OF_NO_PEAK = (
     *("learning_rate", "learning_rate_decay", "minimum_learning_rate", "warmup_steps", "weight_decay", "adam_betas"),
     *("seed", "log_interval", "save_interval", "checkpoint_path", "checkpoint_format", "tensorboard", "start_from"),
     *("keep_checkpoints", "non_persistent_save_interval", "tracking", "slurm", "secrets", "notify"),
+    *("samples", "export"),
 )
 MOST_LAYOUTS = 1000  # looked at; a recipe that leaves more open pins nothing
 

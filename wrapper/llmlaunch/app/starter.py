@@ -66,6 +66,7 @@ def starter_text(recipe: Path, target: Path, offer: SiteOffer | None) -> str:
         "tokenizer": hub_id_of(values["model"]) if isinstance(values["model"], str) else None,
         "data": "  # ".join(f"{part:<{_COLUMN - 4}}" for part in _DATA[next(iter(values["data"]))]).rstrip(),
         "sections": [_annotated(lines) for key, lines in sections.items() if key not in _IN_TEMPLATE],
+        "has_rate": "learning_rate" in values["training"],
         "training": _annotated(sections["training"]),
         "slurm": sections.get("slurm", [])[1:],
         "partition": None if offer is None or offer.partition is None else quoted(offer.partition.name),

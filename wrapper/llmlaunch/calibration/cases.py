@@ -23,8 +23,8 @@ from llmlaunch.memory.job import Job, all_ranks
 from llmlaunch.memory.peak import rank_terms
 from llmlaunch.models.sections import section_from
 from llmlaunch.models.shape import ModelShape
+from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.digest import plain_content
-from llmlaunch.recipe.sections import Data
 from llmlaunch.recipe.training import Training
 from llmlaunch.recipe.types import BackendChoice, Recipe
 from llmlaunch.techniques import Techniques

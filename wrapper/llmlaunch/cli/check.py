@@ -158,8 +158,20 @@ def _show_screen(run: PlannedRun, hints: Sequence[Hint], verbose: bool, job: Exi
     lines += [] if past is None else _past_lines(past, run)
     lines += ["", *_faster(hints, job)] if hints else []
     lines += ["", made_up] if made_up else []
+    lines += _first_rows(run)
     for line in lines:
         say(line)
+
+
+def _first_rows(run: PlannedRun) -> list[str]:
+    """Return what is learned of the first rows, where the shipped DeepSpeed trainer reads rows that are here."""
+    if run.recipe.data.format is None or run.recipe.backend.on_megatron_core:
+        return []
+    from llmlaunch.readiness.rows import preview
+    from llmlaunch.report.terminal import shown_on
+
+    lines = preview(run.recipe, shown_on().width)
+    return ["", "What is learned:", *lines] if lines else []
 
 
 def _faster(hints: Sequence[Hint], job: ExistingJob | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from llmlaunch.errors import UserError
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.sections import BlendPart
+from llmlaunch.recipe.datasets import BlendPart
 from llmlaunch.recipe.types import Recipe
 
 

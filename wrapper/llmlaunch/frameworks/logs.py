@@ -7,6 +7,7 @@ from llmlaunch.rundir.trainer_lines import (
     BY_HAND,
     DEEPSPEED_ENGINE,
     DEEPSPEED_PIPELINE,
+    EXPORTING,
     MEGATRON,
     OURS,
     SLOW,
@@ -28,9 +29,9 @@ def megatron_lines() -> ProgressLines:
     return ProgressLines((MEGATRON,), SLOW, promised=True)
 
 
-def deepspeed_lines() -> ProgressLines:
+def deepspeed_lines(exports: bool = False) -> ProgressLines:
     """Those of the script llmlaunch ships."""
-    return ProgressLines((OURS,), SLOW, promised=True)
+    return ProgressLines((OURS,), (*SLOW, EXPORTING) if exports else SLOW, promised=True)
 
 
 def any_script_lines(steps: int) -> ProgressLines:

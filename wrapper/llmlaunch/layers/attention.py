@@ -88,13 +88,16 @@ class SoftmaxAttention(Block):
     def sequence_work(self, c: LayerColumns) -> BlockWork:
         """softmax(QK)V over a device's queries and their keys, flash attention (Dao 2023, section 3): two products
         forward, five backward; half of the square, or less of it in layers with a window, whose other blocks the
-        kernels leave out, unless the window is a mask. A block of queries that sees the whole sequence is started last
-        and waited for, which is long where heads are few. Of a sequence in c pieces, one is causal; the others are
-        rectangles, whose blocks are alike and end half a block apart."""
+        kernels leave out, unless the window is a mask. With a mask of packed rows it is the whole square. A block of
+        queries that sees the whole sequence is started last and waited for, which is long where heads are few. Of a
+        sequence in c pieces, one is causal; the others are rectangles, whose blocks are alike and end half a block
+        apart."""
         if c.facts.attention.attention_scores_saved:
             return self._unfused_work(c)
         s, window = c.sequence_length, None if c.facts.attention.windows_masked else self.window
         keys, seen = (s / 2.0, s) if window is None else (self.attended_keys(s), min(window.tokens, s))
+        if c.facts.attention.row_mask_bytes:
+            keys = float(s)
         columns = sum(self.head_widths())
         multiplied, tail = 2.0 * keys * self.heads * columns, (seen * columns) * (1.0 + 1.0 / c.layouts.context)
         backward = Amounts(c.share, attention=ATTENTION_BACKWARD * multiplied, tail=ATTENTION_BACKWARD * tail)
@@ -126,7 +129,9 @@ class SoftmaxAttention(Block):
     def output_tensors(self, c: LayerColumns, statistics: bool = True) -> dict[str, Saved]:
         """Return what attention puts out with the softmax's `statistics`, what the projection behind it keeps, and
         scores where they are kept. A narrower linear keeps its own copy of the attention's output, a gate puts out
-        another tensor, and an all-to-all over context ranks makes a copy."""
+        another tensor, and an all-to-all over context ranks makes a copy. A mask of booleans is made numbers in every
+        layer anew, whole on each tensor rank (convert_boolean_attn_mask,
+        aten/src/ATen/native/transformers/attention.cpp, torch 2.13)."""
         facts, n, t, e, width = c.facts, c.tokens, c.tensor, c.facts.layer.activation_bytes, float(self.output_width)
         each = e * width + (FP32_BYTES * self.heads if statistics else 0.0)
         tensors = {"attn_output": Saved(n * each / t, moved_by=PROJECTION)}
@@ -141,6 +146,8 @@ class SoftmaxAttention(Block):
             tensors["attn_gate"] = Saved(n * FP32_BYTES * width / t)  # its sigmoid in fp32
         if facts.attention.attention_scores_saved:
             tensors["attn_scores"] = Saved(self._scores(c), freed_by=CORE, moved_by=CORE)
+        elif facts.attention.row_mask_bytes:
+            tensors["attn_mask"] = Saved(e * n * c.sequence_length, freed_by=CORE, moved_by=CORE)
         return tensors
 
     def _scores(self, c: LayerColumns) -> FloatColumn:

@@ -200,7 +200,7 @@ def loads_batches(job: Job, rows: RankColumns) -> BoolColumn:
 def kept_masks(job: Job, rows: RankColumns) -> Terms:
     """Return the masks that are kept for the backward pass, one for each micro-batch in flight, where a technique keeps
     what its layers read."""
-    if not job.facts.host.loader_mask:
+    if not _mask_bytes(job):
         return {}
     return {TERM: np.where(_keeps(job, rows), _share(job, rows) * in_flight(job, rows).depth, 0.0)}
 
@@ -212,7 +212,7 @@ def arriving_mask(job: Job, rows: RankColumns, freed: FloatColumn) -> Terms:
     Every tensor rank has it whole, then context parallelism copies its share of the rows
     (megatron/core/utils.py get_batch_on_this_tp_rank and _get_batch_on_this_cp_rank_per_sequence_balancing, core 0.19).
     """
-    if not job.facts.host.loader_mask:
+    if not _mask_bytes(job):
         return {}
     share = _share(job, rows)
     whole = share * rows.layouts.context
@@ -224,7 +224,14 @@ def arriving_mask(job: Job, rows: RankColumns, freed: FloatColumn) -> Terms:
 
 def _share(job: Job, rows: RankColumns) -> FloatColumn:
     lay, length = rows.layouts, float(job.workload.sequence_length)
-    return np.where(loads_batches(job, rows), lay.micro_batch_size * length**2 / lay.context, 0.0)
+    square = lay.micro_batch_size * length**2 / lay.context
+    return np.where(loads_batches(job, rows), _mask_bytes(job) * square, 0.0)
+
+
+def _mask_bytes(job: Job) -> float:
+    """Return the bytes of masks per pair of tokens: a boolean that the loader makes, and those of packed rows, which
+    Transformers makes of their positions (masking_utils.py create_causal_mask, 5.23)."""
+    return float(job.facts.host.loader_mask) + job.facts.attention.row_mask_bytes
 
 
 def _keeps(job: Job, rows: RankColumns) -> BoolColumn:

@@ -100,10 +100,8 @@ def _spread(recipe: Recipe, chosen: Candidate, lessons: Lessons, ran_before: boo
 
 def kind_of_job(recipe: Recipe, techniques: Techniques) -> JobKind | None:
     """Return the kind of job by which step times were measured."""
-    conversations = recipe.data.sft is not None
-    return job_kind(
-        framework_of(recipe).timed_name(recipe), recipe.model, techniques, recipe.cluster.accelerator, conversations
-    )
+    framework, accelerator = framework_of(recipe).timed_name(recipe), recipe.cluster.accelerator
+    return job_kind(framework, recipe.model, techniques, accelerator, recipe.data.learns_answers)
 
 
 def _interval(

@@ -16,6 +16,7 @@ from llmlaunch.findings import (
     doubtful,
     file_problem,
     first_bytes,
+    folder_entries,
     host_path,
     missing,
     note,
@@ -25,7 +26,7 @@ from llmlaunch.findings import (
 )
 from llmlaunch.frozen import frozen
 from llmlaunch.layout import Layout
-from llmlaunch.recipe.sections import OF_A_FILE
+from llmlaunch.recipe.datasets import OF_A_FILE, ROW_FILES
 from llmlaunch.recipe.types import Recipe
 
 TAIL = "_text_document"  # what tools/preprocess_data.py appends to its --output-prefix
@@ -35,22 +36,8 @@ TAIL = "_text_document"  # what tools/preprocess_data.py appends to its --output
 MAGIC, HEADER = b"MMIDIDX\x00\x00", "<9sQBQQ"
 HEADER_BYTES = struct.calcsize(HEADER)
 TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
-# Rows of JSON, and the fields by which data sets of conversations are known: those of OpenAI and Transformers,
-# ShareGPT, TRL, Alpaca and Dolly.
-ROW_FILES = (".jsonl", ".json", ".ndjson")
 ROW_KEY = re.compile(r'"([A-Za-z_]{1,40})"\s{0,8}:')
 MOST_ROW_BYTES = 64 * 2**10
-CHAT_FIELDS = (
-    ("messages",),
-    ("conversations",),
-    ("conversation",),
-    ("prompt", "completion"),
-    ("prompt", "response"),
-    ("chosen", "rejected"),
-    ("instruction", "output"),
-    ("instruction", "response"),
-    ("question", "answer"),
-)
 BUILD = "build it with tools/preprocess_data.py of Megatron-LM"
 
 
@@ -58,8 +45,12 @@ def data_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -> 
     if not recipe.backend.reads_data_keys:
         return
     for key, path in datasets(recipe):
-        if recipe.data.sft is not None:
+        if recipe.data.format is not None and recipe.backend.on_megatron_core:
             yield from _rows(recipe, key, path)
+        elif recipe.data.format is not None and not _plain_text(recipe, path):
+            from llmlaunch.readiness.rows import row_findings
+
+            yield from row_findings(recipe, key, path)
         elif _is_indexed(recipe, path):
             yield from _indexed(recipe, key, path)
         else:
@@ -86,9 +77,19 @@ def _rows(recipe: Recipe, key: KeyPath, folder: str) -> Iterator[Finding]:
         file = f"{folder}/{name}"
         state = path_state(host_path(recipe, file))
         if state == "absent":
-            yield missing(key, f"{file} is not there; data.sft reads a row of each of its lines")
+            yield missing(key, f"{file} is not there; data.format reads a row of each of its lines")
         elif state == "unseen":
             yield unseen(key, file)
+
+
+def _plain_text(recipe: Recipe, path: str) -> bool:
+    """Whether data.format: text names plain text: a file, or a folder without a file of rows
+    (trainers/deepspeed/rows.py)."""
+    place = host_path(recipe, path)
+    if recipe.data.format != "text" or path_state(place) != "here":
+        return False
+    files = [place] if not place.is_dir() else [Path(entry.path) for entry in folder_entries(place)]
+    return not any(file.suffix in ROW_FILES for file in files)
 
 
 def _is_indexed(recipe: Recipe, path: str) -> bool:
@@ -182,26 +183,23 @@ def _text(recipe: Recipe, key: KeyPath, path: str) -> Iterator[Finding]:
 def _rows_as_text(recipe: Recipe, key: KeyPath, file: Path) -> Finding | None:
     """Return what is wrong with a file of JSON rows, which the DeepSpeed trainer reads as plain text, keys and braces
     included (trainers/deepspeed/data.py); None for a file without them. Only its first bytes are looked at."""
-    if not file.name.lower().endswith(ROW_FILES):
+    if not file.name.lower().endswith(ROW_FILES) or recipe.data.format is not None:
         return None
     start = (first_bytes(file, MOST_ROW_BYTES) or b"").decode("utf-8", "replace")
-    names = dict.fromkeys(ROW_KEY.findall(start))
-    fields = next((pair for pair in CHAT_FIELDS if all(name in names for name in pair)), None)
-    if fields is not None:
-        what = " and ".join(fields)
-        return missing(
-            key,
-            f"{file} has chat rows ({what}), which the DeepSpeed trainer would learn as plain text, keys and braces "
-            "included. Train them with backend: megatron-bridge and data.sft, or write the conversations out as plain "
-            "text",
-        )
+    names = list(dict.fromkeys(ROW_KEY.findall(start)))
     if not names:
         return None
-    return doubtful(
-        key,
-        f"{file} has rows of JSON, which the {recipe.backend.framework} trainer reads as plain text, keys and braces "
-        "included; write the text of its rows into a file of plain text",
+    from llmlaunch.readiness.rows import format_of
+
+    fields, kind = format_of(names) or ((), None)
+    as_text = f"which the {recipe.backend.framework} trainer would learn as plain text, keys and braces included"
+    if fields in ((), ("text",)):
+        remedy = "add data.format: text" if fields else "write the text of its rows into a file of plain text"
+        return doubtful(key, f"{file} has rows of JSON, {as_text}; {remedy}")
+    remedy = (
+        f"add data.format: {kind}" if kind else "write rows of messages, or of prompt and completion, and data.format"
     )
+    return missing(key, f"{file} has rows of {' and '.join(fields)}, {as_text}; {remedy} to learn their answers alone")
 
 
 KEY = ("data", "tokenizer")

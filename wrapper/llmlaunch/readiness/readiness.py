@@ -57,10 +57,6 @@ def _looks(recipe: Recipe) -> Iterator[Look]:
     from llmlaunch.readiness.trainer_files import trainer_findings
 
     yield trainer_findings
-    if recipe.training.start_from is not None:
-        from llmlaunch.readiness.weights import learning_rate_findings
-
-        yield learning_rate_findings
     yield from _files(recipe)
 
 

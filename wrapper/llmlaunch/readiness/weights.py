@@ -17,10 +17,8 @@ from llmlaunch.findings import (
 from llmlaunch.frameworks.framework import framework_of
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
-from llmlaunch.recipe.written import is_written
 
 KEY = ("training", "start_from")
-LEARNING_RATE = ("training", "learning_rate")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # What a Hugging Face config.json calls the sizes of a model, and what a model shape does.
@@ -45,19 +43,6 @@ def weight_findings(recipe: Recipe, layout: Layout, environment: Mapping[str, st
             yield missing(KEY, problem)
         elif own and recipe.backend.script is None:
             yield from framework.own_weights_findings(recipe, layout, folder)
-
-
-def learning_rate_findings(recipe: Recipe, *_: object) -> Iterator[Finding]:
-    """Ask for a learning rate where training starts from trained weights: the default is one for random weights."""
-    if recipe.training.start_from is None or is_written(recipe, LEARNING_RATE):
-        return
-    adapters = recipe.techniques.adapters is not None
-    usual = "adapters are often trained with 1e-4 to 2e-4" if adapters else "fine-tuning often uses 1e-5 to 2e-5"
-    yield missing(
-        LEARNING_RATE,
-        f"is not written, and its default, {recipe.training.learning_rate:g}, is for random weights, while "
-        f"training.start_from names trained ones; write it ({usual})",
-    )
 
 
 def _hugging_face(recipe: Recipe, folder: Path) -> str | None:

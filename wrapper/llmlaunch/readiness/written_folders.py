@@ -12,6 +12,7 @@ from llmlaunch.findings import Finding, doubtful, host_path, missing, path_state
 from llmlaunch.layout import Layout
 from llmlaunch.recipe.types import Recipe
 
+EXPORTED = "trained.json"  # in what the DeepSpeed trainer exports
 # Folders below the root, and below /mnt, that are a node's own by convention.
 OWN_DISK = re.compile(
     r"/(?:tmp|var/tmp|dev/shm|run|(?:mnt/)?(?:local(?:[-_]?(?:scratch|ssd|nvme|disk|tmp))?|scratch[-_]local|nvme\d*|ssd\d*|raid\d*))"
@@ -25,6 +26,7 @@ def folder_findings(recipe: Recipe, _: Layout, environment: Mapping[str, str]) -
         found = folder_finding(recipe, key, path)
         if found is not None:
             yield found
+    yield from _earlier_export(recipe)
     yield from _slurm_output(recipe)
     yield from _index_cache(recipe)
     yield from _own_disks(recipe)
@@ -70,6 +72,7 @@ def written_folders(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
         (("tracking", "wandb", "save_dir"), None if tracking.wandb is None else tracking.wandb.save_dir),
         (("data", "cache_path"), recipe.data.cache_path),
         (("data", "packed"), _packed_rows(recipe)),
+        (("training", "export"), None if training.export is None else training.export.path),
     ):
         if path is not None:
             yield key, path
@@ -79,7 +82,8 @@ def _packed_rows(recipe: Recipe) -> str | None:
     """Return where Megatron-Bridge writes rows that are packed (GPTSFTDatasetBuilder.default_pack_path,
     data/builders/gpt_sft.py, 0.6); None where it does not, or where some lie already, which may be all it wants."""
     folder = f"{recipe.data.path}/packed"
-    return folder if recipe.data.packed and path_state(host_path(recipe, folder)) != "here" else None
+    packs = recipe.data.packed and recipe.backend.on_megatron_core
+    return folder if packs and path_state(host_path(recipe, folder)) != "here" else None
 
 
 def folder_finding(recipe: Recipe, key: KeyPath, path: str) -> Finding | None:
@@ -94,6 +98,19 @@ def folder_finding(recipe: Recipe, key: KeyPath, path: str) -> Finding | None:
         what = "you may not write into it" if nearest == place else f"you may not make it in {nearest}"
         return missing(key, f"{path}: {what}; name a folder of yours, or ask for permission")
     return None
+
+
+def _earlier_export(recipe: Recipe) -> Iterator[Finding]:
+    """The trainer replaces what it exported itself, and refuses any other folder (trainers/deepspeed/export.py)."""
+    export = recipe.training.export
+    if export is None:
+        return
+    place = host_path(recipe, export.path)
+    if path_state(place) == "here" and path_state(place / EXPORTED) != "here":
+        yield missing(
+            ("training", "export"),
+            f"{export.path} is there already, and is no export of an earlier run; name a new folder",
+        )
 
 
 def nearest_folder(path: Path) -> Path:

@@ -33,6 +33,8 @@ def disagreements(recipe: Recipe) -> list[Problem]:
         *_coming_back(recipe),
         *_fewer_nodes(recipe),
         *_old_checkpoints(recipe),
+        *_of_the_shipped_script(recipe),
+        *_trained_model(recipe),
         *_slurm(recipe),
         *_pins_and_model(recipe),
         *_stages(recipe),
@@ -67,6 +69,32 @@ def _model_and_training(recipe: Recipe) -> Iterator[Problem]:
             ("data", "python_source"),
             f"bytes need a vocabulary of at least 256, the model has {shape.vocab_size}; raise model.vocab_size",
         )
+
+
+USUAL_RATES = {
+    "LoRA": "2e-4 up to 13B parameters and 1e-4 above (QLoRA, Dettmers et al. 2023); ten times the rate of full "
+    "fine-tuning (LoRA Without Regret, Thinking Machines 2025)",
+    "full fine-tuning": "5e-6 for 8B parameters and 2e-6 for 70B (Tulu 3, Lambert et al. 2024); 2e-5 (Llama 2, Touvron "
+    "et al. 2023)",
+}
+"""Peak learning rates by method, and whose they are."""
+
+
+def fine_tuning_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Yield that a recipe without a learning rate trains weights that are trained already: the default is for random
+    ones. Nothing is learned of data that nobody brings, and a script of one's own may have the rate in its own
+    arguments."""
+    backend, adapters = recipe.backend, recipe.techniques.adapters is not None
+    told = backend.script is None or backend.on_megatron_core or backend.script_kind == "hugging-face"
+    brought = recipe.data.path is not None or recipe.data.blend
+    if not brought or not told or not (adapters or recipe.training.start_from is not None):
+        return
+    method = "LoRA" if adapters else "full fine-tuning"
+    yield (
+        ("training", "learning_rate"),
+        f"is missing: {recipe.training.learning_rate:g}, the default, is for random weights. Write one; usual for "
+        f"{method}: {USUAL_RATES[method]}",
+    )
 
 
 def _neutral_arguments(recipe: Recipe) -> Iterator[Problem]:
@@ -207,6 +235,45 @@ def _old_checkpoints(recipe: Recipe) -> Iterator[Problem]:
             "a script of one's own lays out its folder as it likes, so nobody knows which checkpoint it goes on from; "
             "remove the key",
         )
+
+
+def _of_the_shipped_script(recipe: Recipe) -> Iterator[Problem]:
+    """Yield the keys that only the DeepSpeed trainer of ours reads, where another one trains."""
+    training, backend = recipe.training, recipe.backend
+    if backend.traits.ships_trainer and backend.script is None:
+        return
+    evaluation = training.evaluation
+    asked = {
+        ("training", "evaluation", "patience"): evaluation is not None and evaluation.patience is not None,
+        ("training", "evaluation", "keep_best"): evaluation is not None and evaluation.keep_best,
+        ("training", "samples"): bool(training.samples),
+        ("training", "export"): training.export is not None,
+    }
+    for key, written in asked.items():
+        if written:
+            yield key, "is for the script that comes with llmlaunch, of backend: deepspeed; remove it"
+
+
+def _trained_model(recipe: Recipe) -> Iterator[Problem]:
+    """Yield why the best checkpoint cannot be kept, nothing answered or the model not be exported."""
+    training = recipe.training
+    if training.evaluation is not None and training.evaluation.keep_best and training.checkpoint_path is None:
+        yield (
+            ("training", "evaluation", "keep_best"),
+            "no checkpoints are written; add training.save_interval and training.checkpoint_path, or remove it",
+        )
+    if training.samples and not recipe.data.learns_answers:
+        yield (
+            ("training", "samples"),
+            "answers are to rows of data.format: chat or prompt-completion; add that, or remove it",
+        )
+    export = training.export
+    if export is None:
+        return
+    if not export.merge_adapters and recipe.techniques.adapters is None:
+        yield ("training", "export", "merge_adapters"), "there are no adapters; add training.adapters, or remove it"
+    if export.path in (training.checkpoint_path, training.start_from):
+        yield ("training", "export"), "is the folder of checkpoints or of weights to start from; name a new folder"
 
 
 def _pinned(recipe: Recipe, name: str) -> tuple[int, ...]:

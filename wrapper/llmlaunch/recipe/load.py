@@ -18,8 +18,9 @@ from llmlaunch.documents.yaml_strict import Document, KeyPath, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.families.lookup import resolve_model
 from llmlaunch.models.shape import ModelShape
-from llmlaunch.recipe.consistency import disagreements
+from llmlaunch.recipe.consistency import disagreements, fine_tuning_problems
 from llmlaunch.recipe.containers import container_at, container_problems
+from llmlaunch.recipe.datasets import data_problems, evaluation_problems, with_absolute_paths
 from llmlaunch.recipe.digest import recipe_digest
 from llmlaunch.recipe.layout_keys import (
     fixed_names,
@@ -27,13 +28,7 @@ from llmlaunch.recipe.layout_keys import (
     pins_from,
     techniques_from,
 )
-from llmlaunch.recipe.sections import (
-    data_problems,
-    evaluation_problems,
-    tracking_problems,
-    tracking_with_absolute_paths,
-    with_absolute_paths,
-)
+from llmlaunch.recipe.sections import tracking_problems, tracking_with_absolute_paths
 from llmlaunch.recipe.training import number_notes, training_from, training_problems
 from llmlaunch.recipe.types import NO_RESTART, SCHEMA, VOCABULARY, Recipe, Restart, recipe_form
 from llmlaunch.rundir.foreign_values import is_whole_number
@@ -102,13 +97,14 @@ def recipe_from(document: Document, base_dir: Path = Path()) -> Recipe:
     keys = validate(recipe_form(named), document, VOCABULARY)
     recipe = _resolve(keys, document, base_dir)
     problems = [
-        *data_problems(recipe.data, recipe.backend.on_megatron_core, recipe.backend.traits.takes_settings),
+        *data_problems(recipe.data, recipe.backend.traits, recipe.training.start_from is not None),
         *evaluation_problems(recipe.data, recipe.training.evaluation is not None),
         *layout_problems(keys.get("layout", {}), recipe.model, recipe.backend.name),
         *training_problems(recipe.training, recipe.techniques, recipe.model, recipe.backend.name),
         *container_problems(recipe.container, recipe.cluster.name),
         *tracking_problems(recipe.tracking, recipe.training),
         *disagreements(recipe),
+        *([] if "learning_rate" in keys["training"] else fine_tuning_problems(recipe)),
     ]
     if problems:
         from llmlaunch.documents.problems import report
@@ -159,8 +155,9 @@ def _with_absolute_paths(recipe: Recipe, base_dir: Path) -> Recipe:
             checkpoint_path=absolute_or_none(training.checkpoint_path),
             start_from=absolute_or_none(training.start_from),
             tensorboard=absolute_or_none(training.tensorboard),
+            export=training.export and replace(training.export, path=absolute(training.export.path)),
         ),
-        data=with_absolute_paths(recipe.data, absolute),
+        data=with_absolute_paths(recipe.data, absolute, backend.traits.ships_trainer),
         tracking=tracking_with_absolute_paths(recipe.tracking, absolute_or_none),
         code=replace(recipe.code, path=absolute_or_none(recipe.code.path)),
         workdir=absolute_or_none(recipe.workdir),

@@ -19,6 +19,7 @@ from llmlaunch.documents.validate import validate
 from llmlaunch.documents.yaml_strict import Document, KeyPath, parse_value, read_document
 from llmlaunch.errors import UserError
 from llmlaunch.recipe.containers import is_path
+from llmlaunch.recipe.datasets import may_be_of_the_hub
 from llmlaunch.recipe.types import VOCABULARY, recipe_form
 from llmlaunch.rundir.foreign_values import is_whole_number
 from llmlaunch.rundir.values import counted, shortened
@@ -224,9 +225,12 @@ PATHS = (
     "data.blend.*.path",
     "data.validation",
     "data.validation.*.path",
+    "data.chat_template",
     "data.cache_path",
     "training.checkpoint_path",
     "training.start_from",
+    "training.export",
+    "training.export.path",
     "training.tensorboard",
     "tracking.tensorboard",
     "tracking.wandb.save_dir",
@@ -238,7 +242,8 @@ _FILES = (".json", ".yaml", ".yml")
 def from_working_directory(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides with absolute paths. Those that name no relative path, and those that are no overrides, are
     returned as they are."""
-    return tuple(map(_absolute_override, overrides))
+    rows = any(word.startswith("data.format=") for word in overrides)
+    return tuple(_absolute_override(word, rows) for word in overrides)
 
 
 def in_working_directory(spec: str) -> bool:
@@ -249,12 +254,12 @@ def in_working_directory(spec: str) -> bool:
         return False
 
 
-def _absolute_override(word: str) -> str:
+def _absolute_override(word: str, rows: bool) -> str:
     try:
         path, parsed = parse_override(word)
     except UserError:  # whoever applies it says so
         return word
-    value = absolute_paths(parsed.value, "", tuple(path))
+    value = absolute_paths(parsed.value, "", tuple(path), rows)
     if value == parsed.value:
         return word
     key = word.partition("=")[0]
@@ -270,20 +275,23 @@ def _reads_as(text: str) -> bool:
         return False
 
 
-def absolute_paths(value: Any, folder: str, path: KeyPath = ()) -> Any:
+def absolute_paths(value: Any, folder: str, path: KeyPath = (), rows: bool = False) -> Any:
     """Return a value with every relative path in it made absolute, which starts in `folder`: in the working directory
     where that is empty. `path` holds the keys above the value. Where a folder is given, names of models, clusters and
-    images are no paths."""
+    images are no paths. Datasets of `rows` may have names of the Hugging Face hub."""
     if isinstance(value, Mapping):
-        return {key: absolute_paths(item, folder, (*path, key)) for key, item in value.items()}
+        rows = rows or (tuple(path) == ("data",) and value.get("format") is not None)
+        return {key: absolute_paths(item, folder, (*path, key), rows) for key, item in value.items()}
     if isinstance(value, list):
-        return [absolute_paths(item, folder, (*path, "*")) for item in value]
+        return [absolute_paths(item, folder, (*path, "*"), rows) for item in value]
     names_path = _MAY_BE_PATHS.get(".".join("*" if is_whole_number(str(part)) else str(part) for part in path))
     if not isinstance(value, str) or names_path is None or not value or value.startswith(("/", "~", "-")):
         return value
     if "://" in value:  # an address, which may hold a secret that is looked for in it as it stands
         return value
     there = os.path.join(folder, value)  # noqa: PTH118 (pathlib drops a leading ./)
+    if rows and path[0] == "data" and may_be_of_the_hub(value) and not in_working_directory(there):
+        return value
     if folder and names_path is not _always:
         named = names_path is _is_tokenizer and (value.startswith(("./", "../")) or in_working_directory(there))
     else:

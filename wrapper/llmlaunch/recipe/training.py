@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from llmlaunch.cluster.profile import Accelerator
 from llmlaunch.documents.keys import form, key, key_names, keys_of, name_or_mapping, section
@@ -110,10 +110,34 @@ class Evaluation:
 
     interval: Count = key("Steps between two evaluations")
     iterations: Count = key("Batches of one evaluation, of `global_batch_size` each")
+    patience: Count | None = key(
+        "deepspeed: evaluations in a row without a lower loss, and the training ends; absent = it makes all steps",
+        default=None,
+    )
+    keep_best: bool = key(
+        "deepspeed: the checkpoint with the lowest validation loss stays, named in the file `best` of "
+        "`checkpoint_path`; it is what `export` writes",
+        default=False,
+    )
 
     def times(self, steps: int) -> int:
         """Return how many evaluations a training of `steps` has at most: trainers evaluate after the last, too."""
         return steps // self.interval + 1
+
+
+@section
+class Export:
+    """Where the trained model is written in Hugging Face's format."""
+
+    path: PathText = key("Folder that is made after the last step, whole or not at all")
+    merge_adapters: bool = key(
+        "Adapters are merged into the weights; false = the folder has the adapters alone, as PEFT reads them",
+        default=True,
+    )
+
+
+def _export(value: Export | str) -> Export:
+    return Export(value) if isinstance(value, str) else value
 
 
 @section
@@ -144,7 +168,12 @@ class Training:
         default=None,
         written=lambda: name_or_mapping(Literal["muon"], OptimizerFormats),
     )
-    learning_rate: float = key("Peak learning rate", default=3.0e-4, gt=0, le=1000)
+    learning_rate: float = key(
+        "Peak learning rate; to be written where weights are fine-tuned (`start_from`, `adapters`)",
+        default=3.0e-4,
+        gt=0,
+        le=1000,
+    )
     learning_rate_decay: str | None = key(
         "From the peak to `minimum_learning_rate` at the last step; absent = cosine on megatron-lm, constant on "
         "deepspeed",
@@ -211,6 +240,20 @@ class Training:
         "Weights to start from: a Hugging Face folder (deepspeed, megatron-bridge) or a folder of Megatron checkpoints "
         "(megatron-lm, megatron-bridge); absent = random ones",
         default=None,
+    )
+
+    samples: int | None = key(
+        "deepspeed: validation rows (training rows without any) whose answers the trained model writes into the log; "
+        "absent = 3 with data.format chat or prompt-completion, else none",
+        default=None,
+        ge=0,
+        le=1000,
+    )
+    export: Export | None = key(
+        "deepspeed: folder for the trained model in Hugging Face's format (config.json, safetensors, tokenizer); or a "
+        "mapping",
+        default=None,
+        written=lambda: Annotated[name_or_mapping(PathText, Export), AfterValidator(_export)],
     )
 
     @property

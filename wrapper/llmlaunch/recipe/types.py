@@ -28,6 +28,7 @@ from llmlaunch.documents.text import (
 from llmlaunch.documents.yaml_strict import Document
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.recipe.containers import Container
+from llmlaunch.recipe.datasets import Data
 from llmlaunch.recipe.frameworks import FRAMEWORKS, FrameworkName, FrameworkTraits
 from llmlaunch.recipe.layout_keys import Pin, layout_form, what_if_form
 from llmlaunch.recipe.sections import (
@@ -36,7 +37,6 @@ from llmlaunch.recipe.sections import (
     MOST_NODES,
     NO_CALIBRATION,
     NO_TRACKING,
-    Data,
     MemoryPolicy,
     NodeCount,
     NodeRange,

@@ -24,15 +24,6 @@ def place_of(recipe: Recipe, path: KeyPath) -> str:
     return recipe.path if document is None else document.where(path)
 
 
-def is_written(recipe: Recipe, path: KeyPath) -> bool:
-    """Return whether the recipe, or an override, gives the key at `path` a value; true for a recipe without a text."""
-    document = written_document(recipe)
-    value = None if document is None else document.value
-    for part in path:
-        value = value.get(part) if isinstance(value, dict) else None
-    return document is None or value is not None
-
-
 def written_pin(recipe: Recipe, name: str) -> WrittenPin:
     """Return how the recipe writes the pin `name`; it may write `zero_stage` 0 or 1 as `distributed_optimizer`."""
     document = written_document(recipe)

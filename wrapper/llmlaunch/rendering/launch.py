@@ -150,7 +150,8 @@ def _tried_paths(recipe: Recipe) -> dict[str, list[str]]:
     """What the preflight tries to read and to write: paths that the recipe names in full."""
     training, data = recipe.training, recipe.data
     read = (*data.datasets, if_a_path(data.tokenizer), training.start_from)
-    named = {"reads": read, "writes": (training.checkpoint_path,)}
+    export = None if training.export is None else str(PurePath(training.export.path).parent)
+    named = {"reads": read, "writes": (training.checkpoint_path, export)}
     return {
         key: list(dict.fromkeys(path for path in paths if path and path.startswith("/")))
         for key, paths in named.items()

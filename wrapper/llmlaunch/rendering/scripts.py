@@ -140,7 +140,9 @@ def paths_to_mount(recipe: Recipe) -> list[str]:
     can hold."""
     training, data, backend = recipe.training, recipe.data, recipe.backend
     # a layout tried after another may keep its checkpoints beside the first one's, and a cache may not be there yet
-    written = (_folder(training.checkpoint_path), _folder(data.cache_path), *_tracked_folders(recipe))
+    export = None if training.export is None else training.export.path
+    folders = (training.checkpoint_path, data.cache_path, export)
+    written = (*map(_folder, folders), *_tracked_folders(recipe))
     named = (if_a_path(data.tokenizer), training.start_from, backend.path, backend.script, recipe.workdir)
     read = (*data.datasets, *named)
     brought = [_unless_brought(recipe, path, written=True) for path in written]

@@ -154,8 +154,8 @@ def _data(recipe: Recipe) -> str:
     if data.python_source:
         return "real: source files of Python's standard library, byte by byte"
     source = f"a blend of {counted(len(data.blend), 'dataset')}" if data.blend else str(data.path)
-    if data.sft is not None:
-        source += f", {data.sft} rows{', packed' if data.packed else ''}"
+    if data.format is not None:
+        source += f", {data.format} rows{', packed' if data.packed else ''}"
     return f"real: {source}" + (f", tokenizer {data.tokenizer}" if data.tokenizer else "")
 
 

@@ -48,6 +48,7 @@ SLOW = (
     r"Evaluating on \d+ samples|Evaluating iter \d+/|\bevaluating at step \d+",
     r"\*\*\*\*\* Running (?:[Ee]valuation|[Pp]rediction)",
 )
+EXPORTING = r"\bexporting step \d+"  # by our DeepSpeed script
 
 # Those a script that nobody here knows may print, but for progress bars, which show the steps of anything.
 ANY_SCRIPT = (OURS, MEGATRON, DEEPSPEED_PIPELINE, DEEPSPEED_ENGINE, TRAINER, BY_HAND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,47 @@ def test_an_evaluation_reads_a_share_or_data_of_its_own() -> None:
     assert value_of(other, "--validation-data") == "/other"
     assert not {"--split", "--evaluation-interval"} & set(cpu_words("data={path: /text}"))
     assert "--split" not in other
+
+
+def test_rows_are_named_with_their_format_and_how_they_are_laid_out() -> None:
+    plain = cpu_words("data={path: org/answers, format: chat, tokenizer: /t}")
+    assert (value_of(plain, "--data"), value_of(plain, "--format")) == ("org/answers", "chat")
+    assert not {"--packed", "--chat-template", "--split"} & set(plain)
+    laid_out = "data={path: /rows, format: chat, tokenizer: /t, packed: true, chat_template: /c, validation: org/other}"
+    words = cpu_words(laid_out, "training.evaluation={interval: 20, iterations: 3}")
+    assert "--packed" in words
+    assert (value_of(words, "--chat-template"), value_of(words, "--validation-data")) == ("/c", "org/other")
+
+
+def test_rows_of_a_file_are_split_and_those_of_a_folder_may_have_a_part_for_validation() -> None:
+    evaluation = "training.evaluation={interval: 20, iterations: 3}"
+    file, folder, hub = (
+        cpu_words(evaluation, f"data={{path: {path}, format: chat, tokenizer: /t}}")
+        for path in ("/rows.jsonl", "/rows", "org/rows")
+    )
+    assert value_of(file, "--split") == "99,1,0"
+    assert not {"--split", "--validation-data"} & {*folder, *hub}
+
+
+def test_what_becomes_of_the_trained_model_is_said() -> None:
+    rows = ("data={path: /rows, format: chat, tokenizer: /t}", "training.learning_rate=1.0e-5")
+    kept = "training.evaluation={interval: 20, iterations: 3, patience: 4, keep_best: true}"
+    words = cpu_words(*rows, *SAVING, kept, "training.export=/models/tuned")
+    assert [value_of(words, flag) for flag in ("--patience", "--export", "--samples", "--sample-tokens")] == [
+        *("4", "/models/tuned", "3", "128")
+    ]
+    assert "--keep-best" in words
+    assert "--keep-adapters-apart" not in words
+    apart = cpu_words(*rows, "training.adapters={rank: 4}", "training.export={path: /e, merge_adapters: false}")
+    assert "--keep-adapters-apart" in apart
+    none = {*cpu_words(*rows, "training.samples=0"), *cpu_words()}
+    assert not {"--samples", "--export", "--patience", "--keep-best"} & none
+
+
+def test_an_export_is_announced_and_may_take_its_time() -> None:
+    exporting = on_cpus("training.export=/e").progress.slow_patterns
+    assert any(re.search(pattern, "exporting step 20") for pattern in exporting)
+    assert exporting[:-1] == on_cpus().progress.slow_patterns
 
 
 def test_a_script_of_ones_own_gets_the_config_and_nothing_else() -> None:

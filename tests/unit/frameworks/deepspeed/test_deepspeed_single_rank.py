@@ -59,11 +59,18 @@ def test_all_other_words_are_the_jobs() -> None:
 
 
 def test_nothing_is_saved_loaded_or_read() -> None:
-    saved = ("training.checkpoint_path=/c", "training.save_interval=100", "training.start_from=/w")
+    begun = ("training.start_from=/w", "training.learning_rate=1.0e-5")
+    saved = ("training.checkpoint_path=/c", "training.save_interval=100", *begun)
     rank = alone(*saved, "data={path: /d, tokenizer: /t}")
     assert not {"--save", "--save-interval", "--weights", "--tokenizer", "/c", "/w", "/d", "/t"} & set(rank.program)
     for message in ("dataset is not read", "nothing is saved", "weights are drawn, not loaded"):
         assert sum(message in note for note in rank.notes) == 1
+
+
+def test_rows_are_not_read_and_not_packed_and_nothing_is_answered_or_exported() -> None:
+    rank = alone("data={path: /d, format: chat, tokenizer: /t, packed: true, chat_template: /c}", "training.export=/e")
+    assert not {"--format", "--packed", "--chat-template", "/c", "--samples", "--export"} & set(rank.program)
+    assert any("not packed" in note for note in rank.notes)
 
 
 def test_made_up_tokens_are_not_told_where_the_job_has_them_too() -> None:

@@ -46,7 +46,13 @@ def test_all_other_words_are_the_jobs_in_its_order() -> None:
 
 
 def test_nothing_is_saved_loaded_or_read() -> None:
-    reading = ("training.checkpoint_path=/c", "training.save_interval=100", "training.start_from=/w", "data={path: /d}")
+    reading = (
+        "training.checkpoint_path=/c",
+        "training.save_interval=100",
+        "training.start_from=/w",
+        "data={path: /d}",
+        "training.learning_rate=1.0e-5",
+    )
     rank = alone(1, *reading, "training.tensorboard=/t")
     assert not {"--save", "--load", "--pretrained-checkpoint", "--data-path", "--tensorboard-dir"} & set(rank.program)
     assert not {"/c", "/w", "/d", "/t", "99,1,0"} & set(rank.program)

@@ -178,10 +178,12 @@ def test_a_search_offers_nothing_untried_beside_adapters() -> None:
 
 
 def test_rows_are_finetuned_on() -> None:
-    rows = "data={path: /data/squad, sft: chat, tokenizer: /models/llama3}"
-    with pytest.raises(UserError, match=r"data\.sft: goes on from weights that are there"):
+    rows = "data={path: /data/squad, format: chat, tokenizer: /models/llama3}"
+    with pytest.raises(UserError, match=r"data\.format: goes on from weights that are there"):
         MegatronBridge().rules(on_bridge("llama3-8b", rows))
-    made = settings(on_bridge("llama3-8b", rows, "training.start_from=/models/llama3"), DENSE)
+    made = settings(
+        on_bridge("llama3-8b", rows, "training.start_from=/models/llama3", "training.learning_rate=1.0e-5"), DENSE
+    )
     assert (made["task"], made["checkpoint"]["pretrained_checkpoint"]) == ("finetune", "/models/llama3")
     assert made["dataset"] == {
         "kind": "rows",
@@ -196,8 +198,9 @@ def test_rows_are_finetuned_on() -> None:
 
 
 PACKED = (
-    "data={path: /data/squad, sft: chat, tokenizer: /models/llama3, packed: true}",
+    "data={path: /data/squad, format: chat, tokenizer: /models/llama3, packed: true}",
     "training.start_from=/models/w",
+    "training.learning_rate=1.0e-5",
 )
 
 
@@ -219,7 +222,7 @@ def test_rows_are_packed_before_the_training(context: int, pieces: int) -> None:
 
 
 def test_rows_that_are_not_packed_leave_nothing_to_prepare() -> None:
-    recipe = on_bridge("llama3-8b", PACKED[0].replace(", packed: true", ""), PACKED[1])
+    recipe = on_bridge("llama3-8b", PACKED[0].replace(", packed: true", ""), *PACKED[1:])
     assert render(recipe, DENSE).prepare == ()
     assert "offline_packing_specs" not in settings(recipe, DENSE)["dataset"]
 

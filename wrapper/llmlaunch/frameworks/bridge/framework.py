@@ -38,7 +38,7 @@ class MegatronBridgeFramework(OnMegatronCore):
         why = "backend: a rank of megatron-bridge is traced (--on trace); on a GPU rehearse runs Megatron-LM's script, "
         if recipe.techniques.adapters is not None:
             return f"{why}which has no adapters"
-        behind = f"backend={MEGATRON_LM.name}" + ("" if recipe.data.sft is None else " 'data={mock: true}'")
+        behind = f"backend={MEGATRON_LM.name}" + ("" if recipe.data.format is None else " 'data={mock: true}'")
         return f"{why}which configures the same Megatron core with {behind} behind the recipe"
 
     def compared_version(self, versions: Mapping[str, str]) -> str | None:

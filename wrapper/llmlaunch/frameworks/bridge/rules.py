@@ -102,10 +102,10 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
     ),
     Requirement(
         "weights-to-finetune",
-        "data.sft",
+        "data.format",
         "goes on from weights that are there; name them in training.start_from",
         "megatron/bridge/training/finetune.py finetune, Megatron-Bridge 0.6",
-        lambda r: r.data.sft is not None and r.training.start_from is None,
+        lambda r: r.data.format is not None and r.training.start_from is None,
     ),
     Requirement(
         "packed-rows-attend",

@@ -75,7 +75,7 @@ def settings_of(recipe: Recipe, layout: Layout) -> Settings:
             )
         for name, value in fields[each.flag]:
             settings[name] = (_value(value, each, flags[each.flag]), each.reason)
-    if recipe.data.sft is not None:
+    if recipe.data.format is not None:
         settings = {name: value for name, value in settings.items() if not name.startswith("dataset.")} | _rows(recipe)
     if recipe.data.packed:
         settings |= _packs(recipe, layout)
@@ -109,18 +109,18 @@ def _adapters(recipe: Recipe) -> Settings:
 
 def task_of(recipe: Recipe) -> str:
     """Return the function of Bridge's that trains: `finetune` is `pretrain` that wants weights to begin with."""
-    return "pretrain" if recipe.data.sft is None and recipe.techniques.adapters is None else "finetune"
+    return "pretrain" if recipe.data.format is None and recipe.techniques.adapters is None else "finetune"
 
 
 def _rows(recipe: Recipe) -> Settings:
     """Rows of text, tokenized while the job runs, each filled up to a whole sequence: the memory that was planned, and
     what stages of a pipeline send each other is of one size (data/datasets/gpt_sft.py collate_fn, 0.6)."""
     filled = Reason(("training.sequence_length",), "every row takes a whole sequence, as planned")
-    alike = Reason(("data.sft",), "every token of an answer counts alike, however the step is split")
+    alike = Reason(("data.format",), "every token of an answer counts alike, however the step is split")
     source, evaluation = Reason(("data.path",)), Reason(("training.evaluation",))
     return {
-        "dataset.kind": ("rows", Reason(("data.sft",))),
-        "dataset.preprocessing": ({"kind": recipe.data.sft}, Reason(("data.sft",))),
+        "dataset.kind": ("rows", Reason(("data.format",))),
+        "dataset.preprocessing": ({"kind": recipe.data.format}, Reason(("data.format",))),
         "dataset.dataset_root": (recipe.data.path, source),
         "dataset.seq_length": (recipe.workload.sequence_length, Reason(("training.sequence_length",))),
         "dataset.dataset_kwargs": ({"pad_to_max_length": True}, filled),

@@ -18,12 +18,14 @@ from llmlaunch.frameworks.argument import (
 )
 from llmlaunch.frameworks.deepspeed.techniques import technique_arguments
 from llmlaunch.layout import Layout
+from llmlaunch.recipe.datasets import ROW_FILES, Data
 from llmlaunch.recipe.training import MOST_WARMUP_STEPS, Training, default_schedule
 from llmlaunch.recipe.types import Recipe
 
 CONFIG_FILE = "ds_config.json"
 MODEL_FILE = "trainer/model.json"
 TRAINER_FILE = "trainer/train.py"
+SAMPLES, SAMPLE_TOKENS = 3, 128  # rows that are answered, tokens of an answer at most
 FIRST_START = "read by the first start alone: where --save has a checkpoint, that one wins"
 
 
@@ -36,6 +38,7 @@ def trainer_arguments(recipe: Recipe, layout: Layout) -> tuple[Argument, ...]:
         *_schedule(recipe),
         *technique_arguments(recipe.techniques, layout),
         *_checkpoints(recipe),
+        *_results(recipe),
     )
 
 
@@ -59,7 +62,20 @@ def _data(recipe: Recipe) -> list[Argument]:
         source = argument("--data", *blend_words(data.blend), of="data.blend")
     else:
         source = argument("--data", data.path, of="data.path")
-    return [source, *_validation(recipe), *optional("--tokenizer", data.tokenizer, of="data.tokenizer")]
+    return [
+        source,
+        *_rows(data),
+        *_validation(recipe),
+        *optional("--tokenizer", data.tokenizer, of="data.tokenizer"),
+    ]
+
+
+def _rows(data: Data) -> list[Argument]:
+    return [
+        *optional("--format", data.format, of="data.format"),
+        *optional("--packed", data.packed, of="data.packed"),
+        *optional("--chat-template", data.chat_template, of="data.chat_template"),
+    ]
 
 
 def _validation(recipe: Recipe) -> list[Argument]:
@@ -68,14 +84,22 @@ def _validation(recipe: Recipe) -> list[Argument]:
     arguments = []
     if data.validation:
         arguments.append(argument("--validation-data", *blend_words(data.validation), of="data.validation"))
-    elif data.split is not None or (evaluation is not None and not data.mock):
+    elif data.split is not None or (evaluation is not None and not data.mock and not _may_hold_validation(data)):
         arguments.append(argument("--split", data.shares, of="data.split"))
     if evaluation is not None:
         arguments += [
             argument("--evaluation-interval", evaluation.interval, of="training.evaluation"),
             argument("--evaluation-iterations", evaluation.iterations, of="training.evaluation"),
+            *optional("--patience", evaluation.patience, of="training.evaluation.patience"),
+            *optional("--keep-best", evaluation.keep_best, of="training.evaluation.keep_best"),
         ]
     return arguments
+
+
+def _may_hold_validation(data: Data) -> bool:
+    """Return whether rows are of a folder or of the hub, which have a part for validation where nothing else is
+    said."""
+    return data.learns_answers and not str(data.path).lower().endswith(ROW_FILES)
 
 
 def _schedule(recipe: Recipe) -> list[Argument]:
@@ -124,6 +148,26 @@ def _checkpoints(recipe: Recipe) -> list[Argument]:
         argument("--save", training.checkpoint_path, of="training.checkpoint_path"),
         argument("--save-interval", training.save_interval, of="training.save_interval"),
     ]
+
+
+def _results(recipe: Recipe) -> list[Argument]:
+    """What becomes of the trained model."""
+    training, export = recipe.training, recipe.training.export
+    by_itself = "the default for rows with answers" if training.samples is None else ""
+    samples = SAMPLES if training.samples is None and recipe.data.learns_answers else training.samples
+    arguments = []
+    if samples:
+        arguments += [
+            argument("--samples", samples, of="training.samples", why=by_itself),
+            argument("--sample-tokens", SAMPLE_TOKENS, of="training.samples"),
+        ]
+    if export is not None:
+        apart = not export.merge_adapters
+        arguments += [
+            argument("--export", export.path, of="training.export"),
+            *optional("--keep-adapters-apart", apart, of="training.export.merge_adapters"),
+        ]
+    return arguments
 
 
 # glibc keeps freed blocks of up to 32 MiB once it has seen some. With these thresholds tensors go back to the kernel,

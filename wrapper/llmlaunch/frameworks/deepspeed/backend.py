@@ -19,6 +19,7 @@ from llmlaunch.errors import UserError
 from llmlaunch.facts import Gathering, MemoryFacts
 from llmlaunch.frameworks.argument import RUN_DIR, NodeVariable, Word, command_words, expands_segments, refuse_repeats
 from llmlaunch.frameworks.base import (
+    ProgressLines,
     Rendered,
     Space,
     StateTechniques,
@@ -67,7 +68,7 @@ from llmlaunch.frameworks.deepspeed.facts import (
 from llmlaunch.frameworks.deepspeed.family_facts import shipped_facts, with_family
 from llmlaunch.frameworks.deepspeed.number_formats import adds_up_in_fp32, number_rules, optimizer_states
 from llmlaunch.frameworks.deepspeed.own_settings import AUTO, bucket_elements, live_parameters, own_number, set_keys
-from llmlaunch.frameworks.deepspeed.rules import context_sizes, tensor_sizes
+from llmlaunch.frameworks.deepspeed.rules import PACKED_RULES, context_sizes, tensor_sizes
 from llmlaunch.frameworks.deepspeed.scripts import ScriptKind, kind_of
 from llmlaunch.frameworks.deepspeed.settings import SETTINGS, setting_groups
 from llmlaunch.frameworks.deepspeed.techniques import REQUIREMENTS, TECHNIQUE_RULES
@@ -250,6 +251,11 @@ MAMBA_KERNELS = (
     "Transformers computes in torch, slower and in several times the memory, which is not what is planned"
 )
 
+PACKED_ROWS = (
+    "data.packed: global_batch_size counts sequences of several rows. A mask keeps rows apart, so that attention works "
+    "out the whole square, in twice the time at least, and a layer that is not recomputed keeps a copy of the mask"
+)
+
 
 class DeepSpeed:
     """ds_config.json and a training script, DeepSpeed 0.19."""
@@ -263,7 +269,8 @@ class DeepSpeed:
         refuse_unmet(recipe, REQUIREMENTS, to_render=False)
         refuse_planned_settings(recipe)
         refuse_odd_settings(recipe)
-        return (*kind_of(recipe).rules, *TECHNIQUE_RULES, *number_rules(recipe), *setting_rules(recipe))
+        packed = PACKED_RULES if recipe.data.packed else ()
+        return (*kind_of(recipe).rules, *packed, *TECHNIQUE_RULES, *number_rules(recipe), *setting_rules(recipe))
 
     def unrendered(self, recipe: Recipe) -> tuple[str, ...]:
         return unrendered(recipe, REQUIREMENTS)
@@ -293,7 +300,7 @@ class DeepSpeed:
         buckets = bucket_bytes(options.reduce_bucket_elements, precision, options.zero.overlap_comm)
         facts = replace(facts, zero=replace(facts.zero, bucket_bytes=buckets))
         if recipe.backend.script is None:
-            facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length)
+            facts = shipped_facts(facts, recipe.model, recipe.workload.sequence_length, recipe.data.packed)
         elif recipe.backend.script_kind in HUGGING_FACE_KINDS:
             facts = with_family(facts, recipe.model, recipe.workload.sequence_length)
         if _loads_weights(recipe):
@@ -338,8 +345,15 @@ class DeepSpeed:
             settings=settings(config, own),
             settings_file=CONFIG_FILE,
             files=files,
-            progress=deepspeed_lines() if recipe.backend.script is None else any_script_lines(recipe.training.steps),
+            progress=_progress(recipe),
         )
+
+
+def _progress(recipe: Recipe) -> ProgressLines:
+    training = recipe.training
+    if recipe.backend.script is not None:
+        return any_script_lines(training.steps)
+    return deepspeed_lines(exports=training.export is not None)
 
 
 def _loads_weights(recipe: Recipe) -> bool:
@@ -353,6 +367,8 @@ def _loads_weights(recipe: Recipe) -> bool:
 def _notes(recipe: Recipe) -> tuple[str, ...]:
     """Return what a person should know of the model's kernels and of the script's evaluation."""
     kernels = () if recipe.model.mamba is None else (MAMBA_KERNELS,)
+    if recipe.data.packed:
+        kernels = (*kernels, PACKED_ROWS)
     evaluation = recipe.training.evaluation
     if evaluation is None or recipe.backend.script is None or recipe.backend.script_kind != "hugging-face":
         return kernels

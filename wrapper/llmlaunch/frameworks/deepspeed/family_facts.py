@@ -10,10 +10,23 @@ from llmlaunch.families.registry import family_named
 from llmlaunch.models.shape import CLAMPED, ModelShape
 
 
-def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:
+def shipped_facts(facts: MemoryFacts, shape: ModelShape, sequence_length: int, packed: bool) -> MemoryFacts:
     """Return the facts of the shipped script. Its loss frees the logits; left are the fp32 log-softmax, its gradient
     and the gradient of its input (counted in a profile of the backward pass, torch 2.13)."""
-    return with_family(replace(facts, loss=replace(facts.loss, logit_bytes=12.0)), shape, sequence_length)
+    facts = replace(facts, loss=replace(facts.loss, logit_bytes=12.0))
+    return _with_packed_rows(facts, shape) if packed else with_family(facts, shape, sequence_length)
+
+
+def _with_packed_rows(facts: MemoryFacts, shape: ModelShape) -> MemoryFacts:
+    """Return the facts of packed rows, whose attention has a mask of each sequence: one of booleans for each kind of
+    attention (masking_utils.py sdpa_mask, transformers 5.23), or of numbers for one that writes scores out
+    (eager_mask), and a window is a part of it. With a mask, keys and values are copied to every head."""
+    facts = with_family(facts, shape, 0)  # no window is a mask besides
+    window, attention = shape.sliding_window, facts.attention
+    kinds = 2.0 if window is not None and window.full_every else 1.0
+    width = facts.layer.activation_bytes if attention.attention_scores_saved else 1.0
+    attention = replace(attention, row_mask_bytes=kinds * width, windows_masked=True, key_values_expanded=True)
+    return replace(facts, attention=attention)
 
 
 def with_family(facts: MemoryFacts, shape: ModelShape, sequence_length: int) -> MemoryFacts:

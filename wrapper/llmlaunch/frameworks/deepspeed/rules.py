@@ -199,6 +199,16 @@ SPLIT_RULES: tuple[Rule, ...] = (
         context_unmasked,
     ),
 )
+PACKED_RULES: tuple[Rule, ...] = (
+    Rule(
+        "packed-rows-whole",
+        "with data.packed a mask keeps rows apart, and Ulysses drops it, so that a row would attend to those before "
+        "it: context must be 1",
+        "deepspeed/runtime/sequence_parallel/ulysses_sp.py register_with_transformers, 0.19.8",
+        lambda s: np.equal(s.layouts.context, 1),
+    ),
+)
+"""What packed rows (data.packed) ask of a layout."""
 # Rules of a script without pipeline stages; which of its splits it supports is not known beyond that.
 OWN_RULES: tuple[Rule, ...] = (not_split("pipeline", "pipeline"), TOGETHER, *ANY_RULES)
 # Rules of the shipped script, and of any script that trains a Transformers model.

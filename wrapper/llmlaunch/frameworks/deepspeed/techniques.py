@@ -23,6 +23,7 @@ from llmlaunch.frameworks.base import (
 from llmlaunch.frameworks.deepspeed.number_formats import FORMAT_REQUIREMENTS
 from llmlaunch.layers.mamba import Mamba2
 from llmlaunch.layers.model import model_of
+from llmlaunch.layers.short_convolution import ShortConvolution
 from llmlaunch.layout import OFFLOAD_LAYERS, RECOMPUTE_FULL, RECOMPUTE_LAYERS, Layout, Rule
 from llmlaunch.recipe.types import Recipe
 from llmlaunch.techniques import Techniques
@@ -256,6 +257,29 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         "the shipped script reads it; one of your own has its data in its own arguments (script_args)",
         TRAINER,
         lambda r: bool(r.data.validation) and r.backend.script is not None,
+    ),
+    Requirement(
+        "rows-of-a-script",
+        "data.format",
+        "the shipped script reads rows; one of your own has its data in its own arguments (script_args)",
+        TRAINER,
+        lambda r: r.data.format is not None and r.backend.script is not None,
+    ),
+    Requirement(
+        "packed-rows-without-states",
+        "data.packed",
+        "a state or a convolution runs over the ends of rows, so that a row would be told of those before it; remove "
+        "it, or take a model with attention alone",
+        "transformers/models/falcon_h1/modeling_falcon_h1.py FalconH1Mixer.forward, lfm2/modeling_lfm2.py "
+        "Lfm2ShortConv.forward, qwen3_next/modeling_qwen3_next.py Qwen3NextGatedDeltaNet.forward, 5.23",
+        lambda r: (
+            r.data.packed
+            and (
+                r.model.linear_attention is not None
+                or model_of(r.model).has(Mamba2)
+                or model_of(r.model).has(ShortConvolution)
+            )
+        ),
     ),
     Requirement(
         "no-delayed-gradients",

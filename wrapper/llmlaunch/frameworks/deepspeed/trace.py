@@ -31,7 +31,10 @@ LEFT_OUT: Mapping[str, str] = {
     "--weights": "weights are drawn, not loaded: they take the same memory whatever their values",
     "--tokenizer": "",
     "--evaluation-interval": "nothing is evaluated: a step needs more memory",
-    **dict.fromkeys(("--evaluation-iterations", "--validation-data", "--split"), ""),
+    "--packed": "rows are not packed: the mask that keeps them apart is not in what is measured",
+    **dict.fromkeys(("--format", "--chat-template"), ""),
+    **dict.fromkeys(("--evaluation-iterations", "--validation-data", "--split", "--patience", "--keep-best"), ""),
+    **dict.fromkeys(("--samples", "--sample-tokens", "--export", "--keep-adapters-apart"), ""),
 }
 """Flags a rank alone is started without, and the sentence for the person; empty where another one's says it."""
 

@@ -31,7 +31,7 @@ from llmlaunch.models.shape import (
     RopeScaling,
     SlidingWindow,
 )
-from llmlaunch.recipe.sections import WITHOUT_MODEL, TokenizerType
+from llmlaunch.recipe.datasets import WITHOUT_MODEL, TokenizerType
 
 # Rows of the embedding that a tokenizer asks for, by its type or name: len(tokenizer), as build_tokenizer reads it. The
 # first that fits decides.

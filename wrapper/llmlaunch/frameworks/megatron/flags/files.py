@@ -10,7 +10,7 @@ from llmlaunch.frameworks.megatron.flags.training import evaluates, is_weight
 from llmlaunch.frameworks.megatron.parser import core_parser
 from llmlaunch.frameworks.megatron.sharding import FIRST_STAGE
 from llmlaunch.frameworks.resharding import RESHARDING_FLAG, saved_by_parameter
-from llmlaunch.recipe.sections import SHARES, WITHOUT_MODEL, TokenizerType
+from llmlaunch.recipe.datasets import SHARES, WITHOUT_MODEL, TokenizerType
 
 CHECKPOINT = "checkpoint"  # the section of Bridge
 NUMBERS, HUGGING_FACE = "NullTokenizer", "HuggingFaceTokenizer"
