@@ -50,5 +50,13 @@ SLOW = (
 )
 EXPORTING = r"\bexporting step \d+"  # by our DeepSpeed script
 
+# What a person waits for besides steps: losses on validation data, in the words of our script and of Megatron-LM
+# (training/training.py `evaluate_and_print_results`), and our script's answers and export.
+RESULTS = (
+    r"\bvalidation at step \d+/\d+ \| |\bvalidation loss at iteration \d+ |"
+    r"\bended at step \d+: |\bexported step \d+ to |"
+    r"^(?:\[rank\d+\]: )?(?:sample \d+/\d+$|(?:prompt|answer|reference): \")"
+)
+
 # Those a script that nobody here knows may print, but for progress bars, which show the steps of anything.
 ANY_SCRIPT = (OURS, MEGATRON, DEEPSPEED_PIPELINE, DEEPSPEED_ENGINE, TRAINER, BY_HAND)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,8 @@ from llmlaunch.report.text import one_line
 from llmlaunch.rundir import file_names
 from llmlaunch.rundir.attempt import Attempt
 from llmlaunch.rundir.slow_devices import slow_devices
-from llmlaunch.rundir.step_lines import Step
+from llmlaunch.rundir.step_lines import LONGEST_LINE, Step
+from llmlaunch.rundir.trainer_lines import RESULTS
 from llmlaunch.rundir.values import to_type
 from llmlaunch.units import duration
 from llmlaunch.watch.gauges import MemoryReader
@@ -35,6 +37,7 @@ from llmlaunch.watch.run_reader import RunFacts, run_facts, typical_seconds
 from llmlaunch.watch.screen import Screen
 
 _LONGEST_EVENT = 160
+_RESULTS = re.compile(RESULTS)
 _PATIENCE_SECONDS = 5.0
 _OVERDUE_SECONDS, _OVERDUE_STEPS = 60.0, 3.0
 _STEPS_KEPT = 20
@@ -181,7 +184,7 @@ class EventReader:
                 yield Event(step_text(self._run(look)), transient=True, is_step=True)
         elif _SOCKETS_LINE in entry.text:
             self._uses_sockets = True
-        elif facts.is_slow(entry.text):
+        elif facts.is_slow(entry.text) or _RESULTS.search(entry.text[:LONGEST_LINE]):
             text = one_line(entry.text).strip()[:_LONGEST_EVENT]
             if text != self._slow_line:  # every rank may log it
                 self._slow_line = text

@@ -71,7 +71,11 @@ def test_the_trainer_travels_with_the_run_and_knows_every_word_it_is_given() -> 
     assert result.files["trainer/train.py"] == TRAINER.read_bytes()
     shipped = {f"trainer/{path.name}": path.read_bytes() for path in TRAINER_MODULES}
     assert {name: content for name, content in result.files.items() if name.endswith(".py")} == shipped
-    flags = [word for word in cpu_words(*SAVING) if word.startswith("--")]
+    rows = "data={path: /r, format: chat, tokenizer: /t, packed: true, chat_template: /c, validation: /v}"
+    kept = "training.evaluation={interval: 20, iterations: 3, patience: 4, keep_best: true}"
+    adapted = ("training.adapters={rank: 4}", "training.export={path: /e, merge_adapters: false}")
+    words = cpu_words(*SAVING, rows, kept, *adapted, "training.learning_rate=1.0e-4")
+    flags = [word for word in (*cpu_words(*SAVING), *words) if word.startswith("--")]
     script = b"".join(shipped.values())
     assert all(f'"{flag}"'.encode() in script for flag in flags), flags
 

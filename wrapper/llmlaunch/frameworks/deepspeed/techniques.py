@@ -282,6 +282,14 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         ),
     ),
     Requirement(
+        "packed-rows-without-sinks",
+        "data.packed",
+        "masks of models with attention sinks do not follow positions, so that a row would attend to those before it; "
+        "remove it",
+        "transformers/models/gpt_oss/modeling_gpt_oss.py GptOssModel.forward, 5.23",
+        lambda r: r.data.packed and r.model.attention_sinks,
+    ),
+    Requirement(
         "no-delayed-gradients",
         "layout.delay_weight_gradients",
         "weight gradients come with those of the inputs; backend: megatron-lm has --delay-wgrad-compute",

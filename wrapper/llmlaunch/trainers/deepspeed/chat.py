@@ -69,7 +69,7 @@ def open_tokenizer(args: Any) -> Any:
     return tokenizer
 
 
-class Reader:
+class RowReader:
     """Reads rows of one format."""
 
     def __init__(self, tokenizer: Any, kind: str) -> None:

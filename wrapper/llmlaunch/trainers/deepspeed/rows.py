@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from chat import FORMATS, Reader, UnusableError, first_line, open_tokenizer
+from chat import FORMATS, RowReader, UnusableError, first_line, open_tokenizer
 from data import VALIDATION, WHOLE, Batch, Share, check_vocabulary, generator, share_of, training_share
 from group import refuse, report
 from parallel import RankSplit
@@ -50,7 +50,7 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass
-class Rows:
+class TokenizedRows:
     """Tokenized rows of which something is learned, in the order they are stored in. `raw` are those of the file."""
 
     raw: Any
@@ -68,21 +68,21 @@ class Rows:
 
 
 @dataclass
-class Data:
+class JobRows:
     """What `--data` and `--validation-data` name."""
 
-    training: Rows
-    validation: Rows | None
-    reader: Reader
+    training: TokenizedRows
+    validation: TokenizedRows | None
+    reader: RowReader
 
 
-def open_data(args: argparse.Namespace) -> Data | None:
+def open_data(args: argparse.Namespace) -> JobRows | None:
     """The rows of a job, None where it has plain text. Ends the job where they cannot be trained with."""
     if args.format is None or (args.format == "text" and len(args.data) == 1 and is_text(args.data[0])):
         return None
     if len(args.data) > 1 or len(args.validation_data or [""]) > 1:
         refuse(f"--format {args.format}: name one source of rows; a blend is of plain text")
-    reader = Reader(open_tokenizer(args), args.format)
+    reader = RowReader(open_tokenizer(args), args.format)
     name = args.data[0]
     source = opened(name, args, reader, TRAINING_NAMES)
     assert source is not None
@@ -98,7 +98,7 @@ def open_data(args: argparse.Namespace) -> Data | None:
     if args.evaluation_interval and validation is None:
         refuse("--evaluation-interval: there are no validation rows; name some, or a share of the data for them")
     say_what_is_read(args, training, source[1])
-    return Data(training, validation, reader)
+    return JobRows(training, validation, reader)
 
 
 def is_text(name: str) -> bool:
@@ -160,7 +160,7 @@ def load(name: str, roles: tuple[str, ...]) -> Any:
 
 
 def opened(
-    name: str, args: argparse.Namespace, reader: Reader, roles: tuple[str, ...], needed: bool = True
+    name: str, args: argparse.Namespace, reader: RowReader, roles: tuple[str, ...], needed: bool = True
 ) -> tuple[Any, Any] | None:
     """The rows as they are stored and tokenized."""
 
@@ -216,7 +216,7 @@ def first_of_node(name: str, work: Callable[[], Result]) -> Result:
     return result
 
 
-def tokenized(raw: Any, reader: Reader, most: int) -> Any:
+def tokenized(raw: Any, reader: RowReader, most: int) -> Any:
     """Every row's tokens, at most so many of each; `datasets` keeps them in a file that is named by all they come
     from. Raises UnusableError."""
     from datasets import Features, Value
@@ -255,7 +255,7 @@ def tokenized(raw: Any, reader: Reader, most: int) -> Any:
     ).with_format("numpy")
 
 
-def digest(raw: Any, reader: Reader, most: int) -> str:
+def digest(raw: Any, reader: RowReader, most: int) -> str:
     """Of all that tokens depend on. `datasets` would hash the tokenizer as it is pickled, which changes when it is
     used."""
     tokenizer = reader.tokenizer
@@ -265,7 +265,7 @@ def digest(raw: Any, reader: Reader, most: int) -> str:
     return hashlib.sha256(json.dumps(parts, default=str).encode() + code).hexdigest()[:32]
 
 
-def shared(name: str, source: tuple[Any, Any], share: Share) -> Rows:
+def shared(name: str, source: tuple[Any, Any], share: Share) -> TokenizedRows:
     """A share of the rows. All ranks must have the same."""
     raw, read = source
     first, last = (round(end * len(read)) for end in share)
@@ -275,7 +275,7 @@ def shared(name: str, source: tuple[Any, Any], share: Share) -> Rows:
     refuse_unlike(name, len(kept), int(lengths[kept].sum()), int(learned.sum()))
     if not len(kept):
         refuse(f"{name}: none of its {last - first} rows has a token to learn within sequence_length")
-    return Rows(raw, read, kept + first, lengths[kept], learned[kept])
+    return TokenizedRows(raw, read, kept + first, lengths[kept], learned[kept])
 
 
 def refuse_unlike(name: str, *figures: int) -> None:
@@ -291,7 +291,7 @@ def refuse_unlike(name: str, *figures: int) -> None:
         )
 
 
-def say_what_is_read(args: argparse.Namespace, rows: Rows, read: Any) -> None:
+def say_what_is_read(args: argparse.Namespace, rows: TokenizedRows, read: Any) -> None:
     first, last = (round(end * len(read)) for end in training_share(args.split))
     cut = int(np.count_nonzero(read.data.slice(first, last - first).column("cut").to_numpy(zero_copy_only=False)))
     unlearned = last - first - len(rows.numbers)
@@ -337,7 +337,7 @@ class RowBatches:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: TokenizedRows,
         args: argparse.Namespace,
         vocabulary: int,
         micro_batch_size: int,

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from group import report
 from parallel import RankSplit
-from rows import Data
+from rows import JobRows
 
 MOST_CHARACTERS = 4000  # of each text that is printed
 
@@ -28,7 +28,7 @@ def add_samples(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample-tokens", type=int, default=128, help="tokens of an answer at most")
 
 
-def print_samples(engine: Any, args: argparse.Namespace, data: Data, split: RankSplit) -> None:
+def print_samples(engine: Any, args: argparse.Namespace, data: JobRows, split: RankSplit) -> None:
     """All ranks answer the same rows: where weights are split, each needs the others."""
     rows, reader = data.validation or data.training, data.reader
     count = min(args.samples, len(rows.numbers))

@@ -76,7 +76,7 @@ from group import join, leave, refuse, report
 from learning import add_learning, learning_rate
 from model import build_engine, describe, micro_batch_loss
 from parallel import RankSplit, check_packing, gradient_share, is_mixture, split_of
-from rows import Data, RowBatches, Rows, add_rows, open_data
+from rows import JobRows, RowBatches, TokenizedRows, add_rows, open_data
 from samples import add_samples, print_samples
 
 gc.freeze()
@@ -275,7 +275,7 @@ def train(args: argparse.Namespace, notice: Notice) -> None:
 
 
 def sources(
-    args: argparse.Namespace, config: dict[str, Any], data: Data | None, engine: Any, context: StepContext
+    args: argparse.Namespace, config: dict[str, Any], data: JobRows | None, engine: Any, context: StepContext
 ) -> tuple[Batches, Evaluator, Callable[[int], int]]:
     """Batches to train on, what evaluates on others, and how many tokens a step has."""
     vocabulary, micro_batch_size = int(config["vocab_size"]), engine.train_micro_batch_size_per_gpu()
@@ -287,7 +287,7 @@ def sources(
         each = engine.train_batch_size() * args.sequence_length // (split.data if args.alone else 1)
         return batches, Evaluator(args, others, count, split, context.losses), lambda step: each
 
-    def of(rows: Rows, together: int, seed: int, once: bool = False) -> RowBatches:
+    def of(rows: TokenizedRows, together: int, seed: int, once: bool = False) -> RowBatches:
         masked = is_mixture(engine.module.config)  # its routers are to be balanced for tokens, not for padding
         return RowBatches(rows, args, vocabulary, micro_batch_size, split, together, masked, seed, once)
 
@@ -301,7 +301,7 @@ def sources(
 
 
 def finish(
-    engine: Any, args: argparse.Namespace, data: Data | None, done: int, evaluator: Evaluator, split: RankSplit
+    engine: Any, args: argparse.Namespace, data: JobRows | None, done: int, evaluator: Evaluator, split: RankSplit
 ) -> None:
     """Answers of the trained model, and the model itself: that of the lowest validation loss where it was kept."""
     if (args.samples or args.export) and args.keep_best and evaluator.best_step not in (0, done):
