@@ -34,7 +34,7 @@ from llmlaunch.cluster.cards import machines
 from llmlaunch.memory.job import NO_CORRECTION, Correction
 from support.hidden_bias import GIB, LAYOUTS, MODELS, Bias, configuration, noise_of, runs
 from support.measured_runs import CARD, predictions
-from support.soak import SOAK, share
+from support.soak import SOAK, in_soak, share
 
 CLUSTERS = machines()
 BOTH = Bias(share=0.06, outside_bytes=1.0 * GIB)
@@ -103,7 +103,9 @@ SEEDS, FRESH = 16 if SOAK else 3, 12
 MANY_DEATHS = replace(BOTH, outside_bytes=2.5 * GIB)
 
 
-@pytest.mark.parametrize("bias", share([BOTH, MANY_DEATHS], [MANY_DEATHS]), ids=str)
+@pytest.mark.parametrize(
+    "bias", [*in_soak(BOTH), MANY_DEATHS], ids=lambda bias: "both" if bias is BOTH else "many deaths"
+)
 def test_the_margin_covers_fresh_runs_at_its_risk(bias: Bias) -> None:
     """Over seeds, of fresh runs that a plan with this margin allows on their card. Where too many died near the limit
     there is no margin, and no promise."""
