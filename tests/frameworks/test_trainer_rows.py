@@ -70,6 +70,7 @@ JUDGED: dict[str, dict[str, Any]] = {
     "chats": {"rows": "chats", "batch": 4, "assistant_only": True},
     "pairs": {"rows": "pairs", "batch": 4},
     "adapters": {"rows": "talks", "batch": 4, "adapters": 4},
+    "quantized": {"rows": "talks", "batch": 4, "adapters": 4, "quantized": True},
     "packed": {"rows": "pairs", "batch": 2, "packed": True},
     "mixture": {"rows": "pairs", "batch": 4, "model": "mixture"},
 }
@@ -94,6 +95,10 @@ SPLIT: dict[str, tuple[Layout, tuple[str, ...]]] = {
     "adapters, zero 3": (
         Layout(data=2, micro_batch_size=1, zero_stage=3),
         ("--adapter-rank", "4", "--export", "PLACE/export/merged", "--save", "PLACE/adapters"),
+    ),
+    "quantized, zero 2": (
+        Layout(data=2, micro_batch_size=1, zero_stage=2),
+        (*("--adapter-rank", "4", "--adapter-base", "nf4"), "--export", "PLACE/export/wide", "--save", "PLACE/narrow"),
     ),
     "packed, zero 1": (Layout(micro_batch_size=1, zero_stage=1), ("--packed",)),
     "packed, zero 3": (Layout(data=2, micro_batch_size=1, zero_stage=3), ("--packed",)),
@@ -225,6 +230,23 @@ def test_merged_adapters_are_the_model_that_was_trained(runs: TrainerRuns, place
         with adapted.disable_adapter():
             assert float((adapted(tokens).logits - expected).abs().max()) > 1e-3
     assert float((alone - expected).abs().max()) < 1e-5
+
+
+def test_adapters_are_merged_with_what_their_4_bit_weights_stand_for(runs: TrainerRuns, place: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    assert runs["quantized, zero 2"].codes == [0, 0]
+    narrow = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    base = AutoModelForCausalLM.from_pretrained(
+        place / "trl" / "model", quantization_config=narrow, dtype=torch.float32, device_map={"": "cpu"}
+    )
+    adapted = PeftModel.from_pretrained(base, place / "narrow" / f"step-{STEPS}" / "adapter")
+    merged = AutoModelForCausalLM.from_pretrained(place / "export" / "wide")
+    tokens = torch.arange(3, 60)[None]
+    with torch.no_grad():
+        assert float((merged(tokens).logits - adapted(tokens).logits).abs().max()) < 1e-4
 
 
 DULL = [{"prompt": "Say it:", "completion": " no " * 8}]

@@ -1,7 +1,8 @@
 """What TRL learns from the same rows, for trainer_cases.py: makes small models with their tokenizer, trains them.
 
 asked      {"template": "...", "models": {name: {...}}, "rows": {name: [...]}, "cases": [...]}; a case has "name",
-           "model", "rows", "batch", "steps" and, where it has them, "adapters", "packed" and "assistant_only"
+           "model", "rows", "batch", "steps" and, where it has them, "adapters", "quantized", "packed" and
+           "assistant_only"
 answered   {name: the loss of every step} in the file losses.json
 
 Models are in folders of their names; their weights are drawn from seed 0. Rows are taken in the order in which the
@@ -19,7 +20,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 SEED = 1234  # of the shipped script, by default
@@ -54,7 +55,11 @@ def made_tokenizer(text: str, template: str) -> PreTrainedTokenizerFast:
 
 
 def learned(case: dict[str, Any], rows: list[dict[str, Any]], tokenizer: Any, folder: Path) -> list[float]:
-    model = AutoModelForCausalLM.from_pretrained(folder / case["model"], dtype=torch.float32)
+    narrow = {}
+    if case.get("quantized"):
+        four_bits = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        narrow = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, **four_bits), "device_map": {"": "cpu"}}
+    model = AutoModelForCausalLM.from_pretrained(folder / case["model"], dtype=torch.float32, **narrow)
     if case.get("adapters"):
         torch.manual_seed(SEED)
         rank = case["adapters"]

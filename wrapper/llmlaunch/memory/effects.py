@@ -248,6 +248,14 @@ class Effect:
         """Whether nothing that a forward pass saves holds a gathered parameter."""
         return False
 
+    def spared_at_rest(self, job: Job, rows: RankColumns) -> Size:
+        """Return the bytes by which the parameters of a rank take less than in the compute format."""
+        return 0.0
+
+    def least_parameter_bytes(self, job: Job, least: float) -> float:
+        """Return a lower bound of the bytes of a parameter, which is `least` without the technique."""
+        return least
+
     def unread_parameters(self, job: Job, rows: RankColumns) -> Size:
         """Return the dense parameters of a rank that no backward pass reads."""
         return 0.0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmlaunch.columns import FloatColumn
 from llmlaunch.layers.parameters import count_parameters
-from llmlaunch.memory.effects import optimizer_on_device, shards_on_device, trains_all
+from llmlaunch.memory.effects import Effect, effects_of, optimizer_on_device, shards_on_device, trains_all
 from llmlaunch.memory.job import Job, RankColumns, mixture_layers
 from llmlaunch.models.shape import ModelShape
 from llmlaunch.units import GIB
@@ -76,7 +76,10 @@ def _parameter_bytes(job: Job) -> float:
     facts, quantized = job.facts, job.facts.layer.quantized
     if quantized is not None and quantized.replaces_parameters:
         return min(quantized.weight_copy_bytes, 1.0)
-    return facts.states.parameter_bytes
+    least = float(facts.states.parameter_bytes)
+    for effect in effects_of(job, Effect.least_parameter_bytes):
+        least = effect(job, least)
+    return least
 
 
 def _state_bytes(job: Job) -> float:

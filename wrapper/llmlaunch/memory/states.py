@@ -177,7 +177,10 @@ def _resting(
         dense, expert = dense - weights, expert - experts
     sharded = dense / dense_group + expert / expert_group
     here = float(shards_on_device(job))
-    return job.facts.states.parameter_bytes * np.where(_in_shards(job, rows), here * sharded, dense + expert)
+    resting = job.facts.states.parameter_bytes * np.where(_in_shards(job, rows), here * sharded, dense + expert)
+    for effect in effects_of(job, Effect.spared_at_rest):
+        resting = resting - effect(job, rows)
+    return resting
 
 
 def _second_shards(job: Job, rows: RankColumns, counts: RankParameters) -> FloatColumn:

@@ -129,7 +129,7 @@ class Adapters:
     """Low-rank adapters beside linear layers of the blocks; the rest of the model is frozen.
 
     `frozen_down` is LoRA-FA (Zhang et al. 2023): the first matrix of each pair is frozen too, so a linear layer keeps
-    the r-wide projection of its input instead of the input.
+    the r-wide projection of its input instead of the input. `base` is QLoRA (Dettmers et al. 2023).
     """
 
     rank: int = key("Inner width of each adapter", ge=1, le=2**16)
@@ -140,6 +140,12 @@ class Adapters:
         default=(),
         written=tuple[TargetModule, ...] | None,
         min_length=1,
+    )
+    base: str | None = key(
+        "deepspeed: QLoRA: frozen linear layers are kept in 4 bits (bitsandbytes, nf4 with quantized scales); absent = "
+        "as `precision`",
+        default=None,
+        written=Literal["nf4"] | None,
     )
 
     @property
@@ -161,9 +167,11 @@ class Adapters:
         return tuple(whole)
 
     def as_json(self) -> dict[str, object]:
-        """Return what is written of it: without `target_modules` where all have an adapter."""
+        """Return what is written of it: without `target_modules` where all have an adapter, and without a `base` as
+        wide as all else."""
         targets = {"target_modules": list(self.target_modules)} if self.target_modules else {}
-        return {"rank": self.rank, "frozen_down": self.frozen_down, **targets}
+        base = {"base": self.base} if self.base is not None else {}
+        return {"rank": self.rank, "frozen_down": self.frozen_down, **targets, **base}
 
 
 @section
@@ -175,9 +183,10 @@ class TrainedAdapters:
         default=None,
         place=TRAINING,
         mapping=Adapters,
-        effects=("adapters",),
-        source="LoRA (Hu et al. 2021); LoRA-FA (Zhang et al. 2023)",
-        saves="gradients and states of all but the adapters; LoRA-FA also the inputs of linear layers",
+        effects=("adapters", "quantized_base"),
+        source="LoRA (Hu et al. 2021); LoRA-FA (Zhang et al. 2023); QLoRA (Dettmers et al. 2023)",
+        saves="gradients and states of all but the adapters; LoRA-FA also the inputs of linear layers; QLoRA three "
+        "quarters of the frozen weights",
         costs="what can be learned is of low rank",
     )
 

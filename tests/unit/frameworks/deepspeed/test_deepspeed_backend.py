@@ -73,7 +73,7 @@ def test_the_trainer_travels_with_the_run_and_knows_every_word_it_is_given() -> 
     assert {name: content for name, content in result.files.items() if name.endswith(".py")} == shipped
     rows = "data={path: /r, format: chat, tokenizer: /t, packed: true, chat_template: /c, validation: /v}"
     kept = "training.evaluation={interval: 20, iterations: 3, patience: 4, keep_best: true}"
-    adapted = ("training.adapters={rank: 4}", "training.export={path: /e, merge_adapters: false}")
+    adapted = ("training.adapters={rank: 4, base: nf4}", "training.start_from=/w")
     words = cpu_words(*SAVING, rows, kept, *adapted, "training.learning_rate=1.0e-4")
     flags = [word for word in (*cpu_words(*SAVING), *words) if word.startswith("--")]
     script = b"".join(shipped.values())
@@ -86,7 +86,17 @@ def test_the_trainer_imports_nothing_of_llmlaunch_and_runs_on_python_3_9() -> No
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     roots = {name.split(".")[0] for name in names} - {path.stem for path in TRAINER_MODULES}
-    training = {"torch", "deepspeed", "transformers", "peft", "safetensors", "numpy", "datasets", "jinja2"}
+    training = {
+        "torch",
+        "deepspeed",
+        "transformers",
+        "peft",
+        "safetensors",
+        "numpy",
+        "datasets",
+        "jinja2",
+        "bitsandbytes",
+    }
     assert roots - set(sys.stdlib_module_names) == training
 
 

@@ -155,6 +155,13 @@ BRIDGE_REQUIREMENTS: tuple[Requirement, ...] = (
         lambda r: r.techniques.adapters is not None and r.techniques.adapters.frozen_down,
     ),
     Requirement(
+        "no-quantized-base-on-bridge",
+        "training.adapters.base",
+        "Bridge keeps frozen weights in the compute format; remove it, or take backend: deepspeed",
+        LORA,
+        lambda r: r.techniques.adapters is not None and r.techniques.adapters.base is not None,
+    ),
+    Requirement(
         "whole-modules-on-bridge",
         "training.adapters.target_modules",
         "Bridge's LoRA stands beside linear_qkv and linear_fc1 as a whole; name q_proj, k_proj and v_proj together, "

@@ -44,6 +44,10 @@ def _targets(adapters: Adapters | None, names: str) -> bool:
     return adapters is not None and not adapters.targets.isdisjoint(names.split())
 
 
+def _quantized(recipe: Recipe) -> bool:
+    return recipe.techniques.adapters is not None and recipe.techniques.adapters.base is not None
+
+
 REQUIREMENTS: tuple[Requirement, ...] = (
     *MACHINE_REQUIREMENTS,
     Requirement(
@@ -208,6 +212,20 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         _shipped(lambda r: r.model.moe is not None and _targets(r.techniques.adapters, "gate_proj up_proj down_proj")),
     ),
     Requirement(
+        "quantized-weights-are-loaded",
+        "training.adapters.base",
+        "weights are quantized as they are loaded; name them in training.start_from",
+        "transformers/quantizers/quantizer_bnb_4bit.py Bnb4BitHfQuantizer, 5.23",
+        _shipped(lambda r: _quantized(r) and r.training.start_from is None),
+    ),
+    Requirement(
+        "quantized-linear-layers",
+        "training.adapters.base",
+        "experts are no linear layers, and stay as wide as they are, which is not priced; remove it",
+        "transformers/integrations/bitsandbytes.py replace_with_bnb_linear, 5.23",
+        lambda r: _quantized(r) and r.model.moe is not None,
+    ),
+    Requirement(
         "whole-fused-layers",
         "training.adapters.target_modules",
         "models of this family have one layer for queries, keys and values, or for gate and up: name all of them, or "
@@ -344,6 +362,15 @@ REQUIREMENTS: tuple[Requirement, ...] = (
 
 TECHNIQUE_RULES: tuple[Rule, ...] = of_techniques(
     Rule(
+        "quantized-base-whole",
+        "4-bit weights (training.adapters.base) cannot be split: zero_stage must be at most 2",
+        "transformers/modeling_utils.py from_pretrained: no quantized model under zero.Init, 5.23",
+        lambda s: implies(
+            s.techniques.adapters is not None and s.techniques.adapters.base is not None,
+            np.less(s.layouts.zero_stage, 3),
+        ),
+    ),
+    Rule(
         "offload-optimizer-zero",
         "offload_optimizer needs zero_stage 1, 2 or 3",
         OFFLOAD,
@@ -381,4 +408,5 @@ def technique_arguments(techniques: Techniques, layout: Layout) -> tuple[Argumen
             names = [name for parts in FUSED_MODULES.values() for name in parts if name in adapters.targets]
             arguments += (argument("--adapter-targets", *names, of="training.adapters.target_modules"),)
         arguments += optional("--frozen-adapter-down", adapters.frozen_down, of="training.adapters.frozen_down")
+        arguments += optional("--adapter-base", adapters.base, of="training.adapters.base")
     return (*arguments, *optional("--trained-layers", techniques.trained_layers, of="training.trained_layers"))

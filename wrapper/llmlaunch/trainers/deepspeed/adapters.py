@@ -59,6 +59,11 @@ def adapt(model: torch.nn.Module, args: argparse.Namespace) -> None:
                 parameter.requires_grad = False
 
 
+def is_quantized(model: torch.nn.Module) -> bool:
+    """Whether frozen weights are in 4 bits: every start quantizes them anew, so that no checkpoint holds them."""
+    return bool(getattr(model, "is_loaded_in_4bit", False))
+
+
 def targets_in(model: torch.nn.Module, names: list[str]) -> list[str]:
     """How the names of the asked linear layers end in this model."""
     ends = {end for name in names for end in TARGETS[name]}

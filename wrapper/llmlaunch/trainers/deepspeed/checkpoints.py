@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from adapters import save_adapters
+from adapters import is_quantized, save_adapters
 from group import refuse, report
 
 CHECKPOINT = re.compile(r"step-\d+")
@@ -31,7 +31,11 @@ def save(engine: Any, folder: Path, step: int, evaluation: dict[str, Any]) -> No
     report(f"saving step {step}")
     tag = f"step-{step}"
     engine.save_checkpoint(
-        str(folder), tag=tag, client_state={"step": step, "evaluation": evaluation}, save_latest=False
+        str(folder),
+        tag=tag,
+        client_state={"step": step, "evaluation": evaluation},
+        save_latest=False,
+        exclude_frozen_parameters=is_quantized(engine.module),
     )
     save_adapters(engine.module, folder / tag / "adapter")
     for path in written(engine, folder / tag):
@@ -86,7 +90,8 @@ def load(engine: Any, folder: Path, tag: str, file: str = "latest") -> dict[str,
     if engine.zero_optimization() and saved_by != dist.get_world_size():
         state = load_converted(engine, folder, tag, saved_by)
     else:
-        _, state = engine.load_checkpoint(str(folder), tag=tag)
+        strict = not is_quantized(engine.module)
+        _, state = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)
     return {**state, "step": int(state["step"])}
 
 

@@ -95,12 +95,22 @@ def whole_tensors(model: torch.nn.Module, split: RankSplit) -> dict[str, torch.T
                     continue
                 whole = known.get(id(tensor))  # tied weights stay one tensor
                 if whole is None:
-                    whole = tensor.detach().to("cpu", copy=True)
+                    whole = wide(tensor).detach().to("cpu", copy=True)
                     if adapted and own == "weight":
                         whole = (whole.float() + product(module)).to(whole.dtype)
                     known[id(tensor)] = whole
                 tensors[f"{name}.{own}" if name else own] = whole
     return tensors
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in its compute format: what a 4-bit weight stands for, beside which its adapter was trained."""
+    state = getattr(tensor, "quant_state", None)
+    if state is None:
+        return tensor
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(tensor.data, state)
 
 
 def product(layer: Any) -> torch.Tensor:
@@ -113,6 +123,8 @@ def product(layer: Any) -> torch.Tensor:
 def save_model(model: Any, tensors: dict[str, torch.Tensor], args: argparse.Namespace, folder: Path) -> None:
     config, dtype = copy.deepcopy(model.config), model.get_input_embeddings().weight.dtype
     config.use_cache = True
+    if hasattr(config, "quantization_config"):  # what is written is wide
+        del config.quantization_config
     generation = None
     if args.weights:
         own = AutoConfig.from_pretrained(args.weights)

@@ -47,8 +47,10 @@ def build_model(config: Json, settings: Json, args: argparse.Namespace, split: R
     if args.adapter_rank and split.tensor > 1:
         # AutoTP takes peft's layer for the linear one it wraps and drops the adapter (auto_tp.py `_replace_module`)
         refuse("--adapter-rank: adapters cannot be split with tensor_parallel; use ZeRO 3 or train the whole model")
+    if args.adapter_base and stage_of(settings) == 3:
+        refuse("--adapter-base: quantized weights cannot be split; set zero_optimization.stage to 2 or less")
     if args.weights:
-        model = load_model(args.weights, described, settings, compute_dtype(settings), split)
+        model = load_model(args.weights, described, settings, compute_dtype(settings), split, args.adapter_base)
     else:
         model = new_model(described, settings, args.seed, split)
     model.config.use_cache = False

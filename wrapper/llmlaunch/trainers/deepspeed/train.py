@@ -128,6 +128,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--adapter-targets", nargs="+", choices=TARGETS, help="linear layers that have one; without it, all"
     )
+    parser.add_argument("--adapter-base", choices=["nf4"], help="frozen linear layers in 4 bits (QLoRA)")
     parser.add_argument("--frozen-adapter-down", action="store_true", help="freeze their first matrices too (LoRA-FA)")
     parser.add_argument("--trained-layers", type=int, default=0, help="train the last so many layers and the head only")
     parser.add_argument("--save", type=Path, help="folder for checkpoints; training resumes from its latest")
@@ -161,6 +162,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--keep-adapters-apart is about adapters that are exported: it needs --adapter-rank and --export")
     if parsed.keep_best and not parsed.save:
         parser.error("--keep-best needs --save")
+    if parsed.adapter_base and not (parsed.adapter_rank and parsed.weights):
+        parser.error("--adapter-base is about weights beneath adapters: it needs --adapter-rank and --weights")
     return parsed
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from group import refuse
@@ -18,9 +19,15 @@ TRAINING_KEYS = ("output_router_logits", "router_aux_loss_coef", "attention_drop
 
 
 def load_model(
-    folder: Path, described: Any, settings: dict[str, Any], dtype: torch.dtype, split: RankSplit
+    folder: Path,
+    described: Any,
+    settings: dict[str, Any],
+    dtype: torch.dtype,
+    split: RankSplit,
+    base: str | None = None,
 ) -> torch.nn.Module:
-    """The model on its device. `described` is the recipe's configuration: the job ends where its shapes differ."""
+    """The model on its device. `described` is the recipe's configuration: the job ends where its shapes differ. With a
+    `base`, linear layers but the head are quantized as they are loaded (QLoRA, Dettmers et al. 2023)."""
     if not (folder / "config.json").is_file():
         refuse(f"--weights {folder}: holds no config.json; name a Hugging Face checkpoint folder")
     own = AutoConfig.from_pretrained(folder)
@@ -30,17 +37,31 @@ def load_model(
             setattr(own, key, getattr(described, key))
     # from_pretrained asks it whether to split each module as soon as it is made: it must live until then
     zero_config = HfDeepSpeedConfig(settings) if split.tensor == 1 else None
+    device = get_accelerator().current_device_name()
+    narrow = {} if base is None else {"quantization_config": quantization(dtype), "device_map": {"": device}}
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, config=own, dtype=dtype, attn_implementation=attention_of(own), output_loading_info=True
+            folder, config=own, dtype=dtype, attn_implementation=attention_of(own), output_loading_info=True, **narrow
         )
     except (OSError, RuntimeError, ValueError) as error:
         refuse(f"--weights {folder}: cannot be loaded: {error}")
     if report["missing_keys"]:
         refuse(f"--weights {folder}: lacks {len(report['missing_keys'])} tensors, {min(report['missing_keys'])} first")
-    if zero_config is None or not zero_config.is_zero3():
-        model.to(get_accelerator().current_device_name())
+    if base is None and (zero_config is None or not zero_config.is_zero3()):
+        model.to(device)
     return model
+
+
+def quantization(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """Four bits a weight, with quantized scales; products are of `dtype`."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        refuse("--adapter-base: weights are quantized with the package bitsandbytes, which is not installed")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 def refuse_other_shapes(folder: Path, described: Any, own: Any) -> None:
