@@ -100,6 +100,8 @@ PACKED = (
     "training.start_from=/models/weights",
     "training.learning_rate=1.0e-5",
 )
+QUANTIZED = "training.adapters={rank: 2, target_modules: [linear_qkv], base: nf4}"
+WEIGHTS = "training.start_from=/models/weights"
 PACKED_ROWS = "data={path: /rows, format: chat, tokenizer: /t, packed: true}"
 PREDICTING = "model={base: llama3-8b, mtp_num_layers: 1}"
 LATENTS = (
@@ -186,6 +188,7 @@ RULED: list[tuple[str, str, Sequence[str], Layout, Layout]] = [
     ("context-sequence", DEEPSPEED, ("training.sequence_length=4001",), Layout(context=16), ZERO_3),
     ("context-masks", DEEPSPEED, (WINDOWED,), Layout(context=2, data=8), ZERO_3),
     ("packed-rows-whole", DEEPSPEED, (PACKED_ROWS,), Layout(context=2, data=8), ZERO_3),
+    ("quantized-base-whole", DEEPSPEED, (QUANTIZED, WEIGHTS), ZERO_3, replace(ZERO_3, zero_stage=2)),
     ("pipeline", DEEPSPEED, own_script("own"), PIPELINE_1, ZERO_3),
     ("pipeline", DEEPSPEED, own_script("hugging-face"), PIPELINE_1, Layout(tensor=2, data=8)),
     ("trainer-context", DEEPSPEED, own_script("hugging-face"), Layout(context=2, data=8), Layout(tensor=2, data=8)),
@@ -440,6 +443,9 @@ REFUSED: list[tuple[str, str, Sequence[str]]] = [
     ),
     ("packed-rows-without-states", DEEPSPEED, ["model=falcon-h1-0.5b", PACKED_ROWS]),
     ("packed-rows-without-states", DEEPSPEED, ["model=lfm2-1.2b", PACKED_ROWS]),
+    ("packed-rows-without-sinks", DEEPSPEED, ["model=gpt-oss-20b", PACKED_ROWS]),
+    ("quantized-weights-are-loaded", DEEPSPEED, [QUANTIZED]),
+    ("quantized-linear-layers", DEEPSPEED, [EXPERT_MODEL, QUANTIZED, WEIGHTS]),
     (
         "rows-of-a-script",
         DEEPSPEED,

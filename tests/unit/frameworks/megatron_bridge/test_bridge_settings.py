@@ -119,6 +119,7 @@ def test_adapters_are_trained_beside_weights_that_are_there() -> None:
     [
         ("llama3-8b", ADAPTED[:1], r"training\.adapters: stand beside weights that are there"),
         ("llama3-8b", ("training.adapters={rank: 16, frozen_down: true}", ADAPTED[1]), "trains both matrices"),
+        ("llama3-8b", ("training.adapters={rank: 16, base: nf4}", ADAPTED[1]), "keeps frozen weights in the compute"),
         ("llama3-8b", (PARTS, ADAPTED[1]), "beside linear_qkv and linear_fc1 as a whole"),
         ("qwen3-30b-a3b", (*ADAPTED, "model=qwen3-next-80b-a3b"), "in other ways, which are not priced yet"),
         ("llama3-8b", ("training.optimizer=muon",), "Bridge 0.6 has muon give each rank whole tables"),
