@@ -103,6 +103,7 @@ BY_HAND = (
     "test_memory_laws",
     "test_deepspeed_moments",
     "test_deepspeed_by_hand",
+    "test_quantized_base",
     "test_full_sharding",
     "test_memory_host",
     "test_layer_wise",

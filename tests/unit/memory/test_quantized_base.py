@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from shapes import LLAMA3_8B, job_of
 
-from llmlaunch.effects.quantized_base import NF4_BYTES
+from llmlaunch.effects.quantized_base import NF4_BYTES, QuantizedBaseEffect
 from llmlaunch.frameworks.deepspeed.facts import DeepSpeedOptions, deepspeed_facts
 from llmlaunch.layout import Layout, LayoutColumns
 from llmlaunch.memory.estimator import RankEstimate, estimate, worst_ranks
@@ -42,5 +42,7 @@ def test_the_widest_weight_is_written_out_beside_the_layer_that_runs_backward() 
 
 
 def test_no_rank_needs_less_than_the_floor() -> None:
+    """Nor less for a parameter than a quantized one takes."""
     job, columns = job_of(LLAMA3_8B, LAYOUT, FACTS, QLORA, 512, 1), LayoutColumns.of([LAYOUT])
     assert 0 < least_state_bytes(job, columns)[0] <= worst_ranks(job, columns).device_bytes[0]
+    assert QuantizedBaseEffect().least_parameter_bytes(job, 2.0) == NF4_BYTES
