@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,18 @@ import pytest
 from job_files import readiness, write
 
 from llmlaunch.readiness.readiness import Readiness
-from llmlaunch.readiness.rows import MOST_BYTES, preview, read_sample
+from llmlaunch.readiness.rows import (
+    FIELDS,
+    MOST_BYTES,
+    TEST_FILES,
+    TRAINING_FILES,
+    VALIDATION_FILES,
+    preview,
+    read_sample,
+)
+from llmlaunch.recipe.datasets import ROW_FILES
 from llmlaunch.recipe.load import load_recipe
+from llmlaunch.trainers import TRAINER
 from support.recipes import recipe_text
 
 CHAT = {"messages": [{"role": "user", "content": "two and three?"}, {"role": "assistant", "content": "five"}]}
@@ -128,3 +139,31 @@ def test_the_first_rows_show_what_is_learned_without_what_a_terminal_would_obey(
     assert len(shown) == 9
     assert max(map(len, shown)) <= 80
     assert all(line.isprintable() for line in shown)
+
+
+def constants_of(module: str) -> dict[str, object]:
+    """The literals that a module of the trainer, which imports nothing of ours, gives a name."""
+    found: dict[str, object] = {}
+    for node in ast.parse(TRAINER.with_name(module).read_text("utf-8")).body:
+        if isinstance(node, ast.Assign):
+            target = ast.unparse(node.targets[0])
+            try:
+                found[target] = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+    return found
+
+
+def test_check_and_the_trainer_know_the_same_files_and_fields() -> None:
+    of_files, of_fields = constants_of("rows.py"), constants_of("chat.py")
+    assert tuple(of_files["SUFFIXES"]) == ROW_FILES  # type: ignore[arg-type]
+    parts = of_files["(TRAINING_NAMES, VALIDATION_NAMES, TEST_NAMES)"]
+    assert parts == (TRAINING_FILES, VALIDATION_FILES, TEST_FILES)
+    accepted: dict[str, list[str]] = {}
+    for fields, kind in FIELDS.items():
+        if kind is not None:
+            accepted.setdefault(kind, []).append(" and ".join(fields))
+    said = {kind: text.replace(" (input)", "") for kind, text in of_fields["FIELDS"].items()}  # type: ignore[attr-defined]
+    assert {kind: text.replace(", or ", ", ").replace(", ", "|") for kind, text in said.items()} == {
+        kind: "|".join(fields) for kind, fields in accepted.items()
+    }

@@ -34,7 +34,7 @@ from parallel import RankSplit
 
 IGNORED = -100  # torch's default of what a cross-entropy leaves out
 SUFFIXES = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet"}
-TRAINING_NAMES, VALIDATION_NAMES = ("training", "train"), ("validation", "valid", "val")
+TRAINING_NAMES, VALIDATION_NAMES, TEST_NAMES = ("training", "train"), ("validation", "valid", "val"), ("test",)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")  # a configuration after the colon
 READING = timedelta(hours=12)  # the watchdog has its own limit, watchdog.first_step_seconds
 ROWS_PER_WORKER = 5000  # fewer are tokenized sooner by one process
@@ -126,7 +126,7 @@ def files_of(name: str, roles: tuple[str, ...]) -> list[Path]:
     files = files_in(path)
     named = [file for role in roles for file in files if file.name.split(".")[0] == role]
     if not named and roles is TRAINING_NAMES:
-        others = ("test", *VALIDATION_NAMES)
+        others = (*TEST_NAMES, *VALIDATION_NAMES)
         named = [file for file in files if file.name.split(".")[0] not in others]
     if not named and roles is TRAINING_NAMES:
         raise UnusableError(f"holds no file of rows ({', '.join(SUFFIXES)})")

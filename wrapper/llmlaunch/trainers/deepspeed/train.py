@@ -148,6 +148,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--deepspeed", action="store_true", help="accepted for DeepSpeed's own launcher")
     parser.add_argument("--deepspeed_config", "--deepspeed-config", type=Path)
     parsed = parser.parse_args(argv)
+    check_together(parser, parsed)
+    return parsed
+
+
+def check_together(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
+    """Ends the process where one argument lacks another that it needs."""
     if not parsed.measure_baseline and not (parsed.model and parsed.deepspeed_config):
         parser.error("--model and --deepspeed_config are needed")
     if parsed.alone and (parsed.save or parsed.weights or parsed.export):
@@ -164,7 +170,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--keep-best needs --save")
     if parsed.adapter_base and not (parsed.adapter_rank and parsed.weights):
         parser.error("--adapter-base is about weights beneath adapters: it needs --adapter-rank and --weights")
-    return parsed
 
 
 @dataclass(frozen=True)
